@@ -506,7 +506,9 @@ class TestWhatAStrangerFound:
         found = list(sequences(open_source(rows).blocks(), None, CorpusOptions(capacity=8)))
         assert sum(len(group.batch) for group in found) == 2400
 
-    @pytest.mark.parametrize("mask", [b"\1\0", deque([1, 0]), range(2), iter([1, 0]), {"a": 1}, "10"], ids=lambda mask: type(mask).__name__)
+    @pytest.mark.parametrize(
+        "mask", [b"\1\0", deque([1, 0]), range(2), iter([1, 0]), {"a": 1}, "10"], ids=lambda mask: type(mask).__name__
+    )
     def test_a_mask_that_is_no_list(self, mask):
         """Bytes, texts, dicts and iterators were left out, the late ones without a word, and padding was packed."""
         odd = {"input_ids": [1, 2], "attention_mask": mask}

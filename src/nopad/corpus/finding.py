@@ -87,7 +87,8 @@ class Suffixes:
         """Return a text for messages that lists the suffixes of the files that are read, and which not from folders."""
         lines = [suffix for suffix in self.read if suffix not in TABLE_SUFFIXES]
         also = f"; files of lines also with {' or '.join(COMPRESSIONS)}" if lines else ""
-        named = f", and {' or '.join(self.named_only)} if the path of the file itself is given" if self.named_only else ""
+        alone = " or ".join(self.named_only)
+        named = f", and {alone} if the path of the file itself is given" if alone else ""
         return f"{', '.join(self.read)}{named}{also}"
 
     def is_archive(self, file: InputFile) -> bool:
