@@ -65,8 +65,9 @@ class Selection:
         """Return why a record is bad: it has a column that the first records lacked. None: it has no such column.
 
         The first records lacked a column if it was null in all of them; they lacked ``attention_mask`` also if it held
-        no lists. A record has a column if its value is neither null nor a dict. It has ``attention_mask`` if the value is
-        neither null nor one number or boolean. Only columns that are not among the `known` ones count. `new` says which of these make a record bad.
+        no lists. A record has a column if its value is neither null nor a dict. It has ``attention_mask`` if the value
+        is neither null nor one number or boolean. Only columns that are not among the `known` ones count. `new` says
+        which of these make a record bad.
         """
         if self.new == "none":
             return None
