@@ -105,8 +105,8 @@ def pack_dataset(
         ids_field: column of ready-made ids; None: ``input_ids``.
         carry: names of further columns to pack. "auto": for ids, all columns that can be packed; for texts, the column
             ``labels``, ``label`` or ``label_ids`` if it holds numbers; for chats or with a task, none.
-        mask_field: column that is 0 at padding tokens, which are removed. "auto": ``attention_mask`` if it holds lists
-            and `pad_id` is None; None: no column.
+        mask_field: column that is 0 at padding tokens, which are removed. "auto": ``attention_mask``, unless it
+            holds one number or boolean per record, or there is a `pad_id`; None: no column.
         pad_id: id of padding tokens, which are removed at both ends of a record; None: no id is padding.
 
     Raises:

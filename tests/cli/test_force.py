@@ -10,7 +10,7 @@ import pytest
 
 import nopad
 from nopad.cli.starting_over import way_out
-from nopad.store.starting_over import DATASET, PREDICTIONS
+from nopad.store.starting_over import DATASET, LOCK, PREDICTIONS
 
 
 def capacity_of(out):
@@ -204,4 +204,17 @@ def test_what_an_interrupted_call_left_is_named(tmp_path, names):
         pytest.warns(UserWarning, match=r"/.replacing holds the files of an unfinished call with --force; run it"),
         way_out(tmp_path, names),
     ):
+        pass
+
+
+@pytest.mark.parametrize("names", [DATASET, PREDICTIONS])
+def test_what_another_call_is_writing_is_not_named(tmp_path, recwarn, names):
+    """The warning told the user to delete a folder that a call with --force was just writing to."""
+    (tmp_path / ".replacing").mkdir()
+    with open(tmp_path / LOCK, "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with way_out(tmp_path, names):
+            pass
+        assert not recwarn.list
+    with pytest.warns(UserWarning, match="unfinished call"), way_out(tmp_path, names):  # a kill leaves the file
         pass

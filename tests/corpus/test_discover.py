@@ -151,8 +151,8 @@ def test_empty_folder(tmp_path):
     write(tmp_path, {".hidden.txt": b"x"})
     assert message(tmp_path) == (
         f"{tmp_path}: the folder is empty (hidden files do not count); "
-        "nopad reads .txt, .text, .md, .rst, .jsonl, .ndjson, .parquet, .arrow, .feather, .csv, .tsv, .json; "
-        "files of lines also with .gz or .zst"
+        "nopad reads .txt, .text, .md, .rst, .jsonl, .ndjson, .parquet, .arrow, .feather, .csv, .tsv, "
+        "and .json if the path of the file itself is given; files of lines also with .gz or .zst"
     )
 
 
@@ -160,8 +160,8 @@ def test_nothing_readable(tmp_path):
     write(tmp_path, {"a.pdf": b"x", "b.docx": b"x"})
     assert message(tmp_path) == (
         f"{tmp_path}: none of its 2 files is of a kind that nopad reads (such as 'a.pdf'); "
-        "nopad reads .txt, .text, .md, .rst, .jsonl, .ndjson, .parquet, .arrow, .feather, .csv, .tsv, .json; "
-        "files of lines also with .gz or .zst"
+        "nopad reads .txt, .text, .md, .rst, .jsonl, .ndjson, .parquet, .arrow, .feather, .csv, .tsv, "
+        "and .json if the path of the file itself is given; files of lines also with .gz or .zst"
     )
 
 

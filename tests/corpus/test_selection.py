@@ -76,7 +76,8 @@ def test_masks():
     assert select(FULL, ReaderOptions(pad_id=0), "a").pad_id == 0
     other = pa.schema({"input_ids": IDS, "m": pa.list_(pa.bool_()), "attention_mask": pa.string()})
     assert select(other, ReaderOptions(mask_field="m"), "a").mask == "m"
-    assert select(other, ReaderOptions(), "a").mask is None  # not a mask, whatever its name
+    with pytest.raises(SourceError, match="a: the mask column 'attention_mask' is string, not lists of 0 and 1"):
+        select(other, ReaderOptions(), "a")
 
 
 @pytest.mark.parametrize("kind", [IDS, pa.int64(), pa.string()])
@@ -108,7 +109,7 @@ def test_a_mask_of_values_that_are_no_lists_is_refused(kind):
         select(pa.schema({"input_ids": IDS, "attention_mask": kind}), ReaderOptions(), "a")
 
 
-@pytest.mark.parametrize("kind", [pa.int64(), pa.string()])
+@pytest.mark.parametrize("kind", [pa.int64(), pa.float32(), pa.bool_(), pa.dictionary(pa.int8(), pa.int64())])
 def test_a_mask_of_one_value_is_left_out(kind):
     schema = pa.schema({"input_ids": IDS, "attention_mask": kind})
     found = select(schema, ReaderOptions(), "a")
@@ -204,10 +205,27 @@ def test_a_mask_that_marks_no_padding_is_not_carried(options):
         select(FULL, ReaderOptions(**options, carry=("attention_mask",)), "a")
 
 
-@pytest.mark.parametrize("kind", [pa.list_(pa.list_(pa.int8())), pa.list_(pa.null()), pa.list_(pa.string())])
-def test_a_mask_of_other_lists(kind):
-    """It ended in a ValueError of NumPy when the values were read."""
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pa.list_(pa.list_(pa.int8())),
+        pa.list_(pa.null()),
+        pa.list_(pa.string()),
+        pa.list_view(pa.int64()),
+        pa.large_list_view(pa.int8()),
+        pa.fixed_shape_tensor(pa.int8(), [4]),
+        pa.map_(pa.int64(), pa.int8()),
+        pa.struct({"mask": IDS}),
+        pa.binary(),
+        pa.string(),
+        pa.dictionary(pa.int8(), pa.string()),
+    ],
+    ids=str,
+)
+def test_a_mask_of_other_types(kind):
+    """It ended in a ValueError of NumPy when the values were read, or was left out, and padding was packed."""
     schema = pa.schema({"input_ids": IDS, "attention_mask": kind})
-    with pytest.raises(SourceError, match=r"a: the mask column 'attention_mask' is list.*, not lists of 0 and 1"):
+    with pytest.raises(SourceError) as caught:
         select(schema, ReaderOptions(), "a")
+    assert str(caught.value).startswith(f"a: the mask column 'attention_mask' is {kind}, not lists of 0 and 1; convert")
     assert select(schema, ReaderOptions(mask_field=None), "a").left_out == ("attention_mask",)

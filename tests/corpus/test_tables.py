@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from collections import deque
 
 import numpy as np
 import pyarrow as pa
@@ -492,7 +493,7 @@ class TestWhatAStrangerFound:
         assert sum(len(group.batch) for group in found) == 1201
 
     @pytest.mark.parametrize(
-        ("name", "before"), [("attention_mask", None), ("attention_mask", 1), ("attention_mask", "x"), ("kinds", None)]
+        ("name", "before"), [("attention_mask", None), ("attention_mask", 1), ("attention_mask", 0.5), ("kinds", None)]
     )
     def test_a_column_whose_lists_come_late(self, tmp_path, name, before):
         """Padding was packed as tokens, and values were left out, since the name of the column was known."""
@@ -531,6 +532,21 @@ class TestWhatAStrangerFound:
                     found = [one for block in source.blocks() for one in block.records()]
                     odd = [(one.line, one.reason) for one in found if isinstance(one, BadRecord)]
                     assert odd == ([(1002, said)] if bad and find_labels else [])
+
+    @pytest.mark.parametrize(
+        "mask", [b"\1\0", deque([1, 0]), range(2), iter([1, 0]), {"a": 1}, "10"], ids=lambda mask: type(mask).__name__
+    )
+    def test_a_mask_that_is_no_list(self, mask):
+        """Bytes, texts, dicts and iterators were left out, the late ones without a word, and padding was packed."""
+        odd = {"input_ids": [1, 2], "attention_mask": mask}
+        with pytest.raises(SourceError, match=r"the mask column 'attention_mask' is .*, not lists of 0 and 1; convert"):
+            open_source([odd])
+        good = {"input_ids": [1, 2], "attention_mask": np.bool_(True)}
+        for first in ({"input_ids": [1, 2]}, good):
+            source = open_source([*[first] * 1200, odd, good])
+            bad = [one for block in source.blocks() for one in block.records() if isinstance(one, BadRecord)]
+            assert [one.line for one in bad] == [1201]
+            assert bad[0].reason.startswith("has 'attention_mask', which the first records have not")
 
     def test_a_stream_cut_between_two_batches(self, tmp_path):
         table = pa.table({"input_ids": [[1], [2], [3]]})

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from nopad.errors import OutputExistsError, ResumeError
-from nopad.store.starting_over import NEW, check_made
+from nopad.errors import OutputExistsError, ResumeError, StorageError
+from nopad.store.starting_over import LOCK, NEW, check_made, is_held
 
 __all__ = ["way_out"]
 
@@ -22,7 +22,7 @@ def way_out(out: Path, names: re.Pattern[str]) -> Iterator[None]:
     of the files that nopad writes there: `DATASET` or `PREDICTIONS` of `nopad.store.starting_over`.
 
     If the block succeeds, warn about the files that an interrupted call with ``--force`` left in `out`: only such a
-    call goes on with them.
+    call goes on with them. Nothing is said while another call with ``--force`` is running there: the files are its own.
     """
     try:
         yield
@@ -32,8 +32,9 @@ def way_out(out: Path, names: re.Pattern[str]) -> Iterator[None]:
         except OutputExistsError:
             raise error from None
         raise type(error)(f"{error}, or start over with --force") from error
-    if (out / NEW).is_dir():
-        warnings.warn(
-            f"{out / NEW} holds the files of an unfinished call with --force; run it again, or delete this folder",
-            stacklevel=3,
-        )
+    with suppress(StorageError):  # the block succeeded, even if the lock cannot be looked at
+        if not is_held(out / LOCK) and (out / NEW).is_dir():
+            warnings.warn(
+                f"{out / NEW} holds the files of an unfinished call with --force; run it again, or delete this folder",
+                stacklevel=3,
+            )

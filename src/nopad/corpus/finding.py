@@ -84,10 +84,12 @@ class Suffixes:
         return replace(self, read=tuple(suffixes)) if suffixes else self
 
     def __str__(self) -> str:
-        """Return a text for messages that lists the suffixes of the files that are read."""
+        """Return a text for messages that lists the suffixes of the files that are read, and which not from folders."""
         lines = [suffix for suffix in self.read if suffix not in TABLE_SUFFIXES]
         also = f"; files of lines also with {' or '.join(COMPRESSIONS)}" if lines else ""
-        return f"{', '.join((*self.read, *self.named_only))}{also}"
+        alone = " or ".join(self.named_only)
+        named = f", and {alone} if the path of the file itself is given" if alone else ""
+        return f"{', '.join(self.read)}{named}{also}"
 
     def is_archive(self, file: InputFile) -> bool:
         """Return whether a file is compressed (``.gz``, ``.zst``), and its format cannot be read compressed.

@@ -64,8 +64,8 @@ class ReaderOptions:
             not a list is passed over if ``text`` is a string. From a folder of arrays, ``ids`` is read.
         carry: names of columns that are packed along with the content. "auto": beside ready-made ids, all columns of
             numbers, booleans, strings, or lists of numbers or booleans; beside text, no column (but see `find_labels`).
-        mask_field: name of the column that marks padding of ready-made ids with 0; "auto": ``attention_mask`` if it
-            holds lists and `pad_id` is None; None: no column marks padding.
+        mask_field: name of the column that marks padding of ready-made ids with 0; "auto": ``attention_mask``,
+            unless it holds one number or boolean per record, or there is a `pad_id`; None: no column marks padding.
         pad_id: the id of padding tokens; runs of this id at both ends of a record are removed. None: no id marks
             padding.
         suffixes: suffixes of the files to read from folders. A file whose suffix is listed here, but unknown to nopad,

@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
+from numbers import Number
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from nopad.corpus.columns import is_name, is_untyped, listed_columns, no_column, type_of
@@ -44,9 +46,9 @@ class Selection:
         left_out: names of columns that are not read.
         known: names of the columns that later records may have: all columns of the table, except those that hold only
             null. ``attention_mask`` has a rule of its own: it is known if it is the mask, if the option `mask_field` is
-            not "auto", or if there is a `pad_id`. Otherwise its lists might mark padding, and nobody would notice.
+            not "auto", or if there is a `pad_id`. Otherwise its values might mark padding, and nobody would notice.
         new: which columns make a later record bad if they are not among the `known` ones; None: every column.
-            ``attention_mask`` does so only if it holds a list, since one value per record marks no padding.
+            ``attention_mask`` does so unless it holds one number or boolean, which marks no padding.
     """
 
     content: str
@@ -63,8 +65,9 @@ class Selection:
         """Return why a record is bad: it has a column that the first records lacked. None: it has no such column.
 
         The first records lacked a column if it was null in all of them; they lacked ``attention_mask`` also if it held
-        no lists. A record has a column if its value is neither null nor a dict. Only columns that are not among the
-        `known` ones count. `new` says which of these make a record bad.
+        no lists. A record has a column if its value is neither null nor a dict. It has ``attention_mask`` if the value
+        is neither null nor one number or boolean. Only columns that are not among the `known` ones count. `new` says
+        which of these make a record bad.
         """
         looked_at = record if self.new is None else [name for name in self.new if name in record]
         if not looked_at:  # fast, since every text is asked
@@ -270,24 +273,24 @@ def _content(schema: pa.Schema, options: ReaderOptions, place: str) -> tuple[str
 def _mask(schema: pa.Schema, field: str, place: str) -> str | None:
     """Return the name of the column that marks padding; `field` is `ReaderOptions.mask_field`.
 
-    For "auto", it is ``attention_mask``, or None if there is no such column, or it has one value or dict per row.
+    For "auto", it is ``attention_mask``, or None if there is no such column, or if it holds only null, or one number or
+    boolean per record, which marks no padding.
 
     Raises:
-        SourceError: the column occurs twice, or does not hold lists of numbers or booleans (for "auto": holds several
-            values per row in another way); or a named one is missing.
+        SourceError: the column occurs twice, or holds anything else than lists of numbers or booleans; or a named one
+            is missing.
     """
     name = MASK if field == "auto" else field
     if field == "auto" and name not in schema.names:
         return None
     _check_once(schema, name, place)
-    kind = schema.field(name).type
-    several = pa.types.is_nested(kind) or isinstance(kind, pa.BaseExtensionType)
-    several |= pa.types.is_binary(kind) or pa.types.is_large_binary(kind)
-    if field == "auto" and (not several or pa.types.is_struct(kind)):  # one value marks no padding
+    found = schema.field(name)
+    one = found.type.value_type if pa.types.is_dictionary(found.type) else found.type
+    if field == "auto" and (_is_number(one) or (pa.types.is_null(one) and not is_untyped(found))):
         return None
-    if not _holds_marks(kind):
+    if not _holds_marks(found.type):
         raise SourceError(
-            f"{place}: the mask column {name!r} is {type_of(schema.field(name))}, not lists of 0 and 1; convert it, or "
+            f"{place}: the mask column {name!r} is {type_of(found)}, not lists of 0 and 1; convert it, or "
             "use no mask with mask_field=None"
         )
     return name
@@ -356,11 +359,10 @@ def _carried(schema: pa.Schema, name: str, kind: Kind) -> Carried | None:
 def _is_missed(name: str, value: Any) -> bool:
     """Return whether a record's column `name`, which has this `value`, must not be left out silently.
 
-    Null, dicts, and an ``attention_mask`` that is not a list may be left out.
+    Null may be left out. So may an ``attention_mask`` of one number or boolean, which marks no padding, and a dict in
+    any other column.
     """
-    if value is None or isinstance(value, Mapping):
-        return False
-    return name != MASK or (hasattr(value, "__len__") and not isinstance(value, str | bytes))
+    return value is not None and not isinstance(value, Number | np.bool_ if name == MASK else Mapping)
 
 
 def _check_once(schema: pa.Schema, name: str, place: str) -> None:

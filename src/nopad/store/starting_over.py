@@ -28,7 +28,7 @@ from nopad.files import PARTIAL_SUFFIX, fsync_path, storage_errors
 from nopad.store.manifest import MANIFEST, PLAN, SPLITS, split_folders, split_of
 from nopad.store.workspace import JOB, WORK, Workspace
 
-__all__ = ["DATASET", "PREDICTIONS", "check_made", "replaced"]
+__all__ = ["DATASET", "LOCK", "NEW", "PREDICTIONS", "check_made", "is_held", "replaced"]
 
 Made = TypeVar("Made")
 
@@ -272,12 +272,21 @@ def check_made(out: Path, names: re.Pattern[str]) -> None:
 
 
 def _refuse_busy(out: Path) -> None:
-    if not (out / WORK / "lock").exists():
-        return
-    with storage_errors("locking", out):
-        lock = os.open(out / WORK / "lock", os.O_RDWR)
+    if is_held(out / WORK / "lock"):
+        raise OutputBusyError(f"another process is writing to {out}; wait for it, or choose another folder")
+
+
+def is_held(path: Path) -> bool:
+    """Return whether another process holds a lock file, or has just removed it; False if there is no such file.
+
+    Raises:
+        StorageError: the file cannot be opened, or the file system has no locks.
+    """
+    if not path.exists():
+        return False
+    with storage_errors("locking", path):
+        lock = os.open(path, os.O_RDWR)
     try:
-        if not _taken(lock, out):
-            raise OutputBusyError(f"another process is writing to {out}; wait for it, or choose another folder")
+        return not _taken(lock, path)
     finally:
         os.close(lock)
