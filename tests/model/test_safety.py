@@ -461,3 +461,18 @@ def test_scripted_modules_are_refused_by_name(where):
     named = "after" if where == "around" else "encoder.layer.0.intermediate.intermediate_act_fn"
     with pytest.raises(UnsupportedModelError, match=f"^{named} is scripted or traced"):
         nopad.packed(model)
+
+
+def test_models_with_one_configuration_object(batch, sequences):
+    """The second found nopad's attention set, kept it for ever, and lost it with the first."""
+    config = build("bert").config
+    config._attn_implementation = "eager"
+    first, second = t.BertModel(config).eval(), t.BertModel(config).eval()
+    expected = [second(torch.tensor([list(one)])).last_hidden_state[0] for one in sequences]
+    nopad.packed(first)
+    nopad.packed(second)
+    nopad.unpacked(first)
+    for one, other in zip(batch.unpack_tokens(second(**batch).last_hidden_state), expected, strict=True):
+        torch.testing.assert_close(one, other)
+    assert nopad.unpacked(second)(torch.tensor([[3, 4]]), output_attentions=True).attentions
+    assert config._attn_implementation == "eager"

@@ -653,6 +653,29 @@ def test_a_hook_that_waits_for_a_request_of_its_own_model(model):
         assert one(TWO)["last_hidden_state"].shape == (2, 8)  # afterwards it may
 
 
+@pytest.mark.parametrize("shares", [False, True])
+def test_a_hook_that_makes_a_runner_of_its_own_model(shares):
+    """Or of a model with its encoder: the warm-up waited for the turn of the run that waited for the warm-up."""
+    hooked = nopad.packed(BertModel(BertConfig(**SIZES, vocab_size=50)))
+    around = BertModel(hooked.config)
+    around.encoder = hooked.encoder
+    other = nopad.packed(around) if shares else hooked
+    said = []
+
+    def hook(*_):
+        if not said:
+            said.append(None)
+            with pytest.raises(ServingError, match="would wait for the end of this run") as caught:
+                nopad.PackRunner(other)
+            said[0] = str(caught.value)
+            nopad.PackRunner(other, warm_up=False).close()
+
+    hooked.register_forward_pre_hook(hook)
+    with nopad.PackRunner(hooked, warm_up=False) as runner:
+        assert runner(ONE)["last_hidden_state"].shape == (3, 8)
+    assert said[0]
+
+
 @pytest.mark.parametrize("where", ["warm_up", "batch"])
 def test_waiting_where_a_runner_holds_the_turn_of_its_model(model, monkeypatch, where):
     """A finaliser there waits for another runner of the model, which waits for the turn: both hung for ever."""

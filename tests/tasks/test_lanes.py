@@ -215,6 +215,43 @@ def test_a_model_that_threads_must_not_share_runs_in_one_at_a_time(always):
             torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
 
 
+def test_models_with_a_module_in_common_take_turns():
+    """As a whole and its base, or two heads around one encoder; each pair ran the same modules at the same time."""
+    whole = a_bert(BertForSequenceClassification)
+    base = nopad.packed(whole.bert)
+    second, third = a_bert(), a_bert()
+    before = Lanes(second).alone(int), Lanes(third).alone(int)  # with turns of their own by now
+    assert before == (0, 0)
+    second.encoder = whole.bert.encoder
+    second.pooler = third.pooler
+    whole.bert.encoder.register_forward_pre_hook(lambda *_: None)
+    third.pooler.register_forward_pre_hook(lambda *_: None)
+    pairs = [(whole, base), (base, second), (second, whole), (second, third), (third, second)]
+    for one, other in pairs:
+        for way in ("alone", "in_turn"):
+            inside, ended = [], []
+            taken, go = threading.Event(), threading.Event()
+
+            def first(one=one, way=way, taken=taken, go=go, ended=ended):
+                getattr(Lanes(one), way)(lambda: (taken.set(), go.wait(30), ended.append(True)))
+
+            def then(other=other, way=way, taken=taken, inside=inside, ended=ended):
+                taken.wait(30)
+                getattr(Lanes(other), way)(lambda: inside.append(list(ended)))
+
+            threads = [threading.Thread(target=first), threading.Thread(target=then)]
+            for thread in threads:
+                thread.start()
+            taken.wait(30)
+            threads[1].join(0.02)
+            go.set()
+            for thread in threads:
+                thread.join(30)
+            assert inside == [[True]]
+    with ThreadPoolExecutor(1) as threads:  # those without one do not
+        assert Lanes(whole).alone(lambda: threads.submit(Lanes(third).alone, int).result(30)) == 0
+
+
 def test_the_lock_of_such_a_model_is_not_inherited_by_a_forked_process():
     model = a_bert()
     a_hook(model, None)

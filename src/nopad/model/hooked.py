@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from operator import is_
 from typing import Any
+from weakref import WeakValueDictionary
 
 import torch
 from torch import nn
@@ -55,6 +56,10 @@ COUNTERS = (
     "PLBartLearnedPositionalEmbedding",
     "PegasusSinusoidalPositionalEmbedding",
 )
+
+
+# The states whose models have nopad's attention, by id: some have one configuration object, which holds the setting
+_states: WeakValueDictionary[int, HookedModel] = WeakValueDictionary()
 
 
 @dataclass(eq=False)
@@ -108,6 +113,7 @@ class HookedModel:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update({**state, "lock": new_lock()})
         attention.register()  # perhaps in another process
+        _states[id(self)] = self
 
     @property
     def attending(self) -> Any:
@@ -137,7 +143,8 @@ class HookedModel:
         if self.family.route == "interface":
             part = self.attending
             attention.check_replaceable(part)
-            self.before = part.config._attn_implementation
+            sharing = self._sharing(part)
+            self.before = sharing[0].before if sharing else part.config._attn_implementation
             part.set_attn_implementation(attention.NAME)
             if part.config._attn_implementation != attention.NAME:
                 import transformers
@@ -149,11 +156,26 @@ class HookedModel:
             try:
                 self.check_parts(self._attends())
             except UnsupportedModelError:
-                part.set_attn_implementation(self.before)
+                self._restore(part)
                 raise
+            _states[id(self)] = self
         attach(model, Enter(self.cell, "enter", state=self))
         attach(model, Leave(self.cell, "leave", "after", state=self))
         self.renew()
+
+    def _sharing(self, part: Any) -> list[HookedModel]:
+        """Return the states of other pack-safe models that have the configuration object of `part`.
+
+        They have one attention implementation. `part` is what gets nopad's attention in this model.
+        """
+        others = [state for known in _states.valuerefs() if (state := known()) is not None and state is not self]
+        return [state for state in others if state.before and state.attending.config is part.config]
+
+    def _restore(self, part: Any) -> None:
+        """Restore the attention implementation, unless another pack-safe model has the same configuration object."""
+        _states.pop(id(self), None)
+        if not self._sharing(part):
+            part.set_attn_implementation(self.before)
 
     def _attends(self) -> tuple[nn.Module, ...]:
         return tuple(one for one in walk(self.attending) if attention.looks_up(class_of(one)))
@@ -195,7 +217,7 @@ class HookedModel:
         release(walk(self.model))
         take_off_judges(walk(self.model))
         if self.before:
-            self.attending.set_attn_implementation(self.before)
+            self._restore(self.attending)
 
     def renew(self) -> None:
         """Attach hooks to the model's modules, if modules were added, replaced or removed since this was last done.

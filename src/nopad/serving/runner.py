@@ -30,7 +30,7 @@ from typing import Any
 from weakref import ref
 
 from nopad.corpus.tokenizer import one_core
-from nopad.errors import InputError, OptionError
+from nopad.errors import InputError, OptionError, ServingError
 from nopad.model.admission import device_of
 from nopad.model.modes import to_evaluation
 from nopad.model.safety import bare
@@ -44,6 +44,7 @@ from nopad.serving.statistics import RunnerStatistics
 from nopad.serving.waiting import Waiting
 from nopad.serving.worker import Worker
 from nopad.tasks.core import Core
+from nopad.tasks.lanes import runs_here
 from nopad.threads import acting
 
 __all__ = ["PackRunner"]
@@ -112,6 +113,8 @@ class PackRunner:
             invalid; or the model is compiled, and its configuration asks for the logits of routers.
         UnsupportedModelError: the model cannot be compiled.
         RunnerClosedError: the worker died while it started.
+        ServingError: a hook, signal handler or finaliser (``__del__``) makes the runner within a run of the same model,
+            or of one that shares modules with it, and `warm_up` is True.
 
     A request of three tokens and one of padding gets the states of its three tokens:
 
@@ -168,6 +171,12 @@ class PackRunner:
         if fast and compiled is not None:
             raise OptionError("fast is a kernel for models that are not compiled; leave fast or compile out")
         warm_up = _WARM.check("warm_up", warm_up)
+        if warm_up and runs_here(bare(self._core.model)):
+            raise ServingError(
+                "a hook, signal handler or finaliser (__del__) makes a runner within a run of the same model, or of "
+                "one that shares modules with it; its warm-up would wait for the end of this run; make the runner in "
+                "another thread, or with warm_up=False"
+            )
         self._queue = RequestQueue(self.batching, self.when_full, clock, lambda: self._answerer.needs_me)
         self._process = os.getpid()
         self._worker = Worker(self._core, self.batching, self._queue, compiled, warm_up)

@@ -20,6 +20,9 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import nullcontext
+from functools import partial
+from itertools import count
+from operator import attrgetter, is_
 from statistics import median
 from types import FrameType
 from typing import Any, TypeVar
@@ -30,7 +33,7 @@ import torch
 from nopad.model.admission import device_of
 from nopad.model.linear import active, shared
 from nopad.model.safety import bare
-from nopad.model.sharing import Sharing
+from nopad.model.sharing import Sharing, all_modules
 from nopad.threads import acting, acting_for
 
 __all__ = ["Lanes", "runs_here"]
@@ -65,9 +68,10 @@ class _Call(ref[_Calls]):
 
 
 class _Turns:
-    """What the threads that run one model share.
+    """What the threads share that run one model, or several models with a module in common.
 
     Attributes:
+        number: a thread that takes the turns of several takes those with the lowest number first.
         inside: the calls of `Lanes.alone`.
         lock: held by a call of `Lanes.alone`, unless it finds other calls inside and threads may share the model.
         divided: the calls of `Lanes.run` that divide a batch: two at once would get half of the cores each.
@@ -75,13 +79,39 @@ class _Turns:
     """
 
     def __init__(self) -> None:
+        self.number = next(_numbers)
         self.inside, self.lock = _Calls(), threading.RLock()
         self.divided, self.runners = _Calls(), threading.Lock()
 
+    def alone(self, allowed: Callable[[], bool], work: Callable[[], T]) -> T:
+        """Return ``work()``, as `Lanes.alone` does; `allowed` returns whether threads may share the model."""
+        mine = self.inside.enter()
+        try:
+            with self.lock if self.inside.is_only_one() or not allowed() else nullcontext():
+                return work()
+        finally:
+            del mine  # an exception would keep it, with this frame
 
-# No lock guards it: `setdefault` stores in C. A signal handler or finaliser in the thread that holds a lock of all
-# models, if it ran a model, would wait for itself.
+    def in_turn(self, work: Callable[[], T]) -> T:
+        """Return ``work()``, as `Lanes.in_turn` does."""
+        with self.runners:
+            return work()
+
+
+_numbers = count()
+# By module. No lock guards it: `setdefault` stores in C. A signal handler or finaliser in the thread that holds a lock
+# of all models, if it ran a model, would wait for itself.
 _turns: WeakKeyDictionary[Any, _Turns] = WeakKeyDictionary()
+
+
+def _turns_of(modules: Sequence[Any]) -> list[_Turns]:
+    """Return the turns of a model with these modules, in the order in which a thread must take them.
+
+    Each module keeps the turns that it gets first, so models with a module in common have turns in common. Modules
+    without turns get those of the model's other modules; so most models have one.
+    """
+    mine = next((known for one in modules if (known := _turns.get(one)) is not None), None) or _Turns()
+    return sorted({_turns.setdefault(one, mine) for one in modules}, key=attrgetter("number"))
 
 
 class Lanes:
@@ -115,6 +145,7 @@ class Lanes:
         self._square = 1 / (6 * max(int(getattr(self._model.config, "hidden_size", 0) or 0), 64))
         self._trial: _Trial | None = None
         self._pools: dict[tuple[int, int, int], _Pool] = {}
+        self._known: tuple[int, list[Any], list[_Turns]] = 0, [], []  # process, modules, their turns
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Return what `copy` and `pickle` need: a copy is a new `Lanes` for the model, or its copy, with own threads.
@@ -124,27 +155,35 @@ class Lanes:
         return Lanes, (self._model, self.most)
 
     @property
-    def _turns(self) -> _Turns:
-        return _turns.setdefault(self._model, _Turns())
+    def _turns(self) -> list[_Turns]:
+        """The turns of the model with the modules that it has now."""
+        modules = all_modules(self._model)
+        process, before, turns = self._known  # replaced as a whole: threads may ask at once
+        # A forked process has turns of its own
+        if process != os.getpid() or len(modules) != len(before) or not all(map(is_, modules, before)):
+            turns = _turns_of(modules)
+            self._known = os.getpid(), modules, turns
+        return turns
 
     def alone(self, work: Callable[[], T]) -> T:
         """Return ``work()``, which runs the model: one thread at a time, unless threads may share the model.
 
-        Within `work`, a thread may call this again. The check whether threads may share the model takes as long as some
-        layers of a small model. So it is made only if another call is inside.
+        Models with a module in common count as one. Within `work`, a thread may call this again. The check whether
+        threads may share the model takes as long as some layers of a small model. So it is made only if another call is
+        inside.
         """
-        turns = self._turns
-        mine = turns.inside.enter()
-        try:
-            with turns.lock if turns.inside.is_only_one() or not self._sharing.allowed() else nullcontext():
-                return work()
-        finally:
-            del mine  # an exception would keep it, with this frame
+        for turns in reversed(self._turns):
+            work = partial(turns.alone, self._sharing.allowed, work)
+        return work()
 
     def in_turn(self, work: Callable[[], T]) -> T:
-        """Return ``work()``, a runner's batch: the runners of a model take turns, also if threads may share it."""
-        with self._turns.runners:
-            return work()
+        """Return ``work()``, a runner's batch: the runners of a model take turns, also if threads may share it.
+
+        Models with a module in common count as one.
+        """
+        for turns in reversed(self._turns):
+            work = partial(turns.in_turn, work)
+        return work()
 
     def run(self, lengths: Sequence[int], work: Work) -> list[Any]:
         """Return a result for each sequence, in the order of `lengths`, the numbers of tokens of the sequences.
@@ -175,7 +214,7 @@ class Lanes:
         The result is None if another thread is dividing a batch now. `every` are all indices into `lengths`, in the
         order for `work`.
         """
-        divided = self._turns.divided
+        divided = self._turns[0].divided
         mine = divided.enter()
         try:
             if not divided.is_only_one():
@@ -368,16 +407,22 @@ def _take(threads: int) -> None:
 def runs_here(model: Any) -> bool:
     """Return whether the calling code was called from within a run of `model`, a bare model, in any lane.
 
+    A run of another model that has a module in common with it counts too, since such models take turns.
     A run begins where a thread takes its turn, before the model is called. A hook of the model is called from within a
     run. So is a signal handler that interrupts a run in its own thread, or a finaliser that the garbage collector calls
     there.
     """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        if frame.f_code in _RUNS and frame.f_locals["self"]._model is model:
+        if frame.f_code in _RUNS and _take_turns(frame.f_locals["self"]._model, model):
             return True
         frame = frame.f_back
     return False
+
+
+def _take_turns(one: Any, other: Any) -> bool:
+    """Return whether two bare models are the same, or have a module in common."""
+    return one is other or not {*map(id, all_modules(one))}.isdisjoint(map(id, all_modules(other)))
 
 
 def _forget() -> None:
