@@ -299,6 +299,18 @@ class TestWindows:
         with pytest.raises(UnsupportedModelError, match=says):
             model(**batch)
 
+    @pytest.mark.parametrize("change", [exchanged, of_another_size])
+    def test_in_a_class_of_ones_own(self, change):
+        class Mine(t.Qwen3Model):
+            pass
+
+        config = t.Qwen3Config(**{**TINY, **ALTERNATING, "use_sliding_window": True})
+        model, batch = Mine(config).double().eval(), nopad.PackedBatch.from_sequences([[5, 6, 7, 8, 9]])
+        nopad.packed(model, head="tokens", prove="never")(**batch)
+        change(model)
+        with pytest.raises(UnsupportedModelError, match=r"layers\.\d\.self_attn, a Qwen3Attention, has "):
+            model(**batch)
+
     @pytest.mark.parametrize("by", [-1, 1])
     def test_a_window_that_is_off_by_one(self, by):
         """The token itself counts on one side in some classes, and on both in others."""

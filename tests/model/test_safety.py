@@ -15,6 +15,7 @@ import nopad
 from nopad.errors import BatchError, NotPackSafeError, OptionError, UnsupportedModelError
 from nopad.model import admission, is_packed
 from nopad.model.refused import REFUSED
+from nopad.model.safety import state_of
 
 
 @pytest.fixture
@@ -476,3 +477,25 @@ def test_models_with_one_configuration_object(batch, sequences):
         torch.testing.assert_close(one, other)
     assert nopad.unpacked(second)(torch.tensor([[3, 4]]), output_attentions=True).attentions
     assert config._attn_implementation == "eager"
+
+
+def test_stacks_with_configurations_of_their_own_are_restored_too():
+    """T5 copies its configuration for each stack, so only the whole model's is that of two models."""
+    config = t.T5Config(d_model=8, d_ff=16, d_kv=4, num_layers=1, num_heads=2, vocab_size=50)
+    models = [t.T5Model(config).eval() for _ in range(2)]
+    before = config._attn_implementation
+    for model in models:
+        nopad.packed(model)
+    for model in models:
+        nopad.unpacked(model)
+    found = {getattr(one, "config", config)._attn_implementation for model in models for one in model.modules()}
+    assert found == {before}
+
+
+def test_another_model_that_is_being_copied_is_no_hindrance():
+    """Its state is there before its modules and configuration are."""
+    config = build("bert").config
+    other = state_of(nopad.packed(t.BertModel(config)))
+    half = object.__new__(type(other))
+    half.__setstate__({**other.__getstate__(), "model": t.BertModel.__new__(t.BertModel)})
+    nopad.unpacked(nopad.packed(t.BertModel(config)))

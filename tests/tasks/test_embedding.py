@@ -462,8 +462,12 @@ def test_a_folder_means_what_it_means_in_sentence_transformers(how, tmp_path):
                 ("truncate_dim", 0, "has 0 as truncate_dim; expected an integer from 1"),
                 ("truncate_dim", True, "has True as truncate_dim; expected an integer from 1"),
                 ("from_the_future", 1, "has from_the_future 1, which nopad does not do"),
-                ("requirements", {"transformers": "<1"}, r"requires transformers <1, and \d.* is installed; install"),
-                ("requirements", {"no-such-package": ""}, "requires no-such-package , and none is installed"),
+                ("requirements", {"transformers": "<1"}, r"requires transformers<1, and \d.* is installed; install"),
+                (
+                    "requirements",
+                    {"no-such-package": ""},
+                    "requires no-such-package, which is not installed; install it",
+                ),
                 ("requirements", {"transformers": "new"}, "requires transformers 'new', which is no range of versions"),
                 ("requirements", [1], r"has \[1\] as requirements; expected versions by package"),
             )

@@ -169,13 +169,27 @@ class HookedModel:
         They have one attention implementation. `part` is what gets nopad's attention in this model.
         """
         others = [state for known in _states.valuerefs() if (state := known()) is not None and state is not self]
-        return [state for state in others if state.before and state.attending.config is part.config]
+        return [state for state in others if state.before and state._config() is part.config]
+
+    def _config(self) -> Any:
+        """Return the configuration of `attending`; None for a model that is being copied or unpickled right now."""
+        try:
+            return self.attending.config
+        except (AttributeError, UnsupportedModelError):
+            return None
 
     def _restore(self, part: Any) -> None:
-        """Restore the attention implementation, unless another pack-safe model has the same configuration object."""
+        """Restore the attention implementation, except in configurations that another pack-safe model has too."""
         _states.pop(id(self), None)
-        if not self._sharing(part):
+        others = self._sharing(part)
+        if not others:
             part.set_attn_implementation(self.before)
+            return
+        held = {id(getattr(one, "config", None)) for state in others for one in walk(state.attending)}
+        stack: Any
+        for stack in walk(part):  # T5's stacks have configurations of their own
+            if hasattr(stack, "set_attn_implementation") and id(stack.config) not in held:
+                stack.set_attn_implementation(self.before)
 
     def _attends(self) -> tuple[nn.Module, ...]:
         return tuple(one for one in walk(self.attending) if attention.looks_up(class_of(one)))

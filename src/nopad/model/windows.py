@@ -132,30 +132,36 @@ def _said(held: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _stock(model: nn.Module) -> Iterator[tuple[str, Any]]:
-    """Yield (name, module) for the models of transformers in a model, itself included, that are in no other such one.
-
-    Models of the user's own classes are left out: what they hold is looked at by itself.
-    """
-    from transformers import PreTrainedModel
-
+    """Yield (name, module) for the models of transformers in a model, or itself, that are in no other such one."""
     waiting = [("", model)]
     while waiting:
         name, module = waiting.pop()
-        if isinstance(module, PreTrainedModel) and not is_own(class_of(module)):
+        if _buildable(module) is not None:
             yield name, module
         else:
             waiting += [(f"{name}.{key}".lstrip("."), one) for key, one in module._modules.items() if one is not None]
 
 
+def _buildable(module: nn.Module) -> Any:
+    """Return the nearest class of transformers that a model's class is or extends, and that runs; None: there is none.
+
+    The user's own class may be built from more than a configuration. Its attention modules are those of its base class.
+    """
+    from transformers import PreTrainedModel
+
+    kinds = (kind for kind in class_of(module).__mro__ if issubclass(kind, PreTrainedModel) and not is_own(kind))
+    return next((kind for kind in kinds if "forward" in vars(kind)), None)
+
+
 def _like(model: Any) -> nn.Module:
-    """Return a new model of the same class and configuration, without weights.
+    """Return a new model of the same class of transformers and configuration, without weights.
 
     Raises:
         UnsupportedModelError: it cannot be built.
     """
     try:
         with torch.device("meta"):
-            made: nn.Module = class_of(model)(copy.deepcopy(model.config))
+            made: nn.Module = _buildable(model)(copy.deepcopy(model.config))
     except Exception as error:
         raise UnsupportedModelError(
             f"no {type(model).__name__} can be built from the configuration of this one ({type(error).__name__}: "

@@ -96,7 +96,11 @@ class Core(ABC):
         if precision is not None:
             exact, model = model, lowered(model, precision)
             self.agreement = agreement(exact, model)
-            told = "not known: it needs more than input_ids" if isnan(self.agreement) else f"{self.agreement:.5f}"
+            told = (
+                "not known: a model gives NaN, or an error, for input_ids alone"
+                if isnan(self.agreement)
+                else f"{self.agreement:.5f}"
+            )
             log.info(
                 f"smallest cosine similarity of the outputs of {type(exact).__name__} in {precision} with those in "
                 f"float32, of 4 sequences of 32 random tokens: {told}"

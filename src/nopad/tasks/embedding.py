@@ -29,7 +29,7 @@ from nopad.model.safety import bare, facts_of
 from nopad.options import Option, shown
 from nopad.sequences import Sequences
 from nopad.tasks.core import Core, Prepared, by_length, odd_rows
-from nopad.tasks.encoding import Shown, check_dim, check_encoding, given_as, progress, shortened
+from nopad.tasks.encoding import Shown, check_dim, check_encoding, given_as, progress, shortened, width_of
 from nopad.tasks.folder import (
     Pooling,
     Texts,
@@ -170,7 +170,9 @@ class Embedder(Core):
                 model = AutoModel.from_pretrained(where, config=config, **pooler)
         except (OSError, ValueError) as error:
             raise FormatError(f"transformers cannot load the model in {where}: {first_line(error)}") from error
-        rotary = any("rotary" in name.rpartition(".")[2] for name, _ in model.named_modules())
+        rotary = "max_tokens" not in how and any(
+            "rotary" in name.rpartition(".")[2] for name, _ in model.named_modules()
+        )
         found = {**read_folder(path, _positions(model), rotary=rotary), **how}
         lowercase = found.pop("lowercase")
         try:
@@ -491,7 +493,7 @@ class Embedder(Core):
                 for number, vector in zip(numbers, vectors, strict=True):
                     found[number] = vector
                 done(len(numbers))
-        return np.stack(found) if found else np.zeros((0, self.model.config.hidden_size), np.float32)
+        return np.stack(found) if found else np.zeros((0, width_of(self.model)), np.float32)
 
     def _vectors_of(
         self, sequences: list[Any], skip: int, normalize: bool, total: int, indices: list[int]

@@ -15,7 +15,7 @@ from nopad.model.admission import device_of
 from nopad.model.safety import bare
 from nopad.options import BOOLEAN, MAX_LENGTH, Option, shown
 
-__all__ = ["As", "Shown", "check_dim", "check_encoding", "given_as", "progress", "shortened"]
+__all__ = ["As", "Shown", "check_dim", "check_encoding", "given_as", "progress", "shortened", "width_of"]
 
 As = Literal["array", "tensor", "list"]
 Shown = Any  # a function of the number of texts that are done
@@ -80,10 +80,16 @@ def check_dim(model: Any, truncate_dim: int | None) -> int | None:
     Raises:
         OptionError: it is not.
     """
-    most = bare(model).config.hidden_size
-    if _DIM.check("truncate_dim", truncate_dim) is not None and truncate_dim > most:
+    _DIM.check("truncate_dim", truncate_dim)
+    if truncate_dim is not None and truncate_dim > (most := width_of(model)):
         raise OptionError(f"truncate_dim is {truncate_dim}, and vectors of this model have {most} dimensions")
     return truncate_dim
+
+
+def width_of(model: Any) -> int:
+    """Return the number of dimensions of a model's vectors, by its configuration or that of its text part."""
+    width: int = bare(model).config.get_text_config().hidden_size
+    return width
 
 
 def shortened(vectors: NDArray[np.float32], most: int | None, *, normalize: bool = False) -> NDArray[np.float32]:

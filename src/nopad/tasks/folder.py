@@ -343,7 +343,7 @@ def _check_requirements(given: Any, file: Path) -> None:
     """Check that packages are installed in the versions that a folder requires.
 
     Raises:
-        FormatError: one is not, or the requirements are not written as sentence-transformers reads them.
+        FormatError: one is not, or a requirement is no range of versions (sentence-transformers only warns of these).
     """
     if given is not None and not isinstance(given, dict):
         raise FormatError(f"{file} has {shown(given)} as requirements; expected versions by package")
@@ -351,14 +351,17 @@ def _check_requirements(given: Any, file: Path) -> None:
         versions = wanted.get("specifier", "") if isinstance(wanted, dict) else wanted
         package = "torch" if name == "pytorch" else name
         try:
-            here = platform.python_version() if package == "python" else version(package)
-            if SpecifierSet(versions, prereleases=True).contains(here):
-                continue
-        except PackageNotFoundError:
-            here = "none"
+            allowed = SpecifierSet(versions, prereleases=True)
         except (ValueError, TypeError, AttributeError) as error:
-            raise FormatError(f"{file} requires {package} {shown(versions)}, which is no range of versions") from error
-        raise FormatError(f"{file} requires {package} {versions}, and {here} is installed; install that version")
+            raise FormatError(
+                f"{file} requires {package} {shown(versions)}, which is no range of versions; correct it, or remove it"
+            ) from error
+        try:
+            here = platform.python_version() if package == "python" else version(package)
+        except PackageNotFoundError:
+            raise FormatError(f"{file} requires {package}{versions}, which is not installed; install it") from None
+        if not allowed.contains(here):
+            raise FormatError(f"{file} requires {package}{versions}, and {here} is installed; install that version")
 
 
 def _limit(where: Path, settings: Mapping[str, Any], file: Path, positions: int | None, rotary: bool) -> dict[str, Any]:
@@ -386,7 +389,8 @@ def _limit(where: Path, settings: Mapping[str, Any], file: Path, positions: int 
     if rotary and name == "max_seq_length" and positions is not None and limit > positions:
         raise FormatError(
             f"{file} has {limit} as max_seq_length, and the model has {positions} positions, which nopad does not "
-            f"exceed; lower it to {positions}, or raise max_position_embeddings in {where / 'config.json'}"
+            f"exceed; lower it to {positions}, give max_tokens={positions}, or raise "
+            f"max_position_embeddings in {where / 'config.json'}"
         )
     return {"max_tokens": min(limit, positions or limit)}
 
