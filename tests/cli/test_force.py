@@ -87,6 +87,14 @@ def test_a_damaged_half_is_replaced_as_a_damaged_dataset_is(call, ids, mixed, na
     assert (capacity_of(mixed), (mixed / name).exists()) == (8, False)
 
 
+def test_a_half_that_is_no_dataset_stays(call, ids, mixed):
+    path = mixed / "train" / "nopad.json"
+    path.write_text('{"format": "mine"}')
+    ran = call("pack", ids, "-o", mixed, "-c", 8, "--force")
+    assert (ran.code, path.read_text()) == (2, '{"format": "mine"}')
+    assert f"{path} was not written by nopad; move it, or choose another folder" in ran.error()
+
+
 def test_a_folder_without_a_job_stays(call, ids, tmp_path):
     (tmp_path / "out" / "shards").mkdir(parents=True)
     ran = call("pack", ids, "-o", tmp_path / "out", "-c", 8, "--force")

@@ -9,6 +9,7 @@ from functools import cache
 from multiprocessing import get_context
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 import nopad
@@ -22,6 +23,7 @@ from nopad.corpus import (
     open_source,
     sequences,
 )
+from nopad.corpus.encoders import Encoder
 from nopad.corpus.pretraining import FEWEST, options_from_settings
 from nopad.corpus.records import Origin, Records, within_vocabulary
 from nopad.corpus.text import decode_paragraphs
@@ -269,9 +271,28 @@ def test_records_keep_their_numbers_beside_bad_sequences(bad):
             starts += one.origin.start.tolist()
             counts.append(one.counts.get("documents", 0))
         passed += one.origin.of if isinstance(one, Records) else 1
-    good = [n for n in range(5) if n not in bad]
+    good = [n for n in range(5) if origin.record[n] not in origin.record[bad]]
     assert (passed, sum(counts)) == (5, 9)
     assert (numbers, starts) == (origin.record[good].tolist(), good)
+
+
+def test_a_record_is_bad_once_for_all_its_sequences(tmp_path):
+    """Each bad sequence was counted as a bad record, and the dataset failed its verification."""
+
+    class Thirds(Encoder):
+        content, reads, columns = "input_ids", ("ids",), {"input_ids": pa.list_(pa.int32())}
+
+        def encode(self, records):
+            return [[{"input_ids": [one]} for one in record["ids"]] for record in records], {}
+
+        def settings(self):
+            return {"encoder": "thirds"}
+
+    given = [{"ids": ids} for ids in ([1, 2, 3], [1, 99, 3], [99, 99, 99], [4], [5, 6, 99])]
+    skipping = CorpusOptions(capacity=4, vocab_size=40, on_bad_record="skip")
+    made = pack_corpus(open_source(given, encoder=Thirds()), tmp_path / "out", skipping)
+    assert (made.counts["records"], made.counts["bad_skipped"], made.sequences) == (5, 3, 4)
+    assert nopad.verify(tmp_path / "out") == []
 
 
 def test_settings_bring_the_options_back():

@@ -10,8 +10,10 @@ import os
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from tests.tasks import templates
 
-from nopad.corpus import json_array, open_records
+from nopad.corpus import Records, json_array, open_records, open_source
+from nopad.corpus.encoders import Chats, Fields
 from nopad.corpus.runs import ROWS, as_json
 from nopad.errors import OptionError, RecordError, SourceError
 
@@ -35,6 +37,33 @@ def test_times_of_day_keep_their_nanoseconds(column, tmp_path):
     pq.write_table(pa.table({"t": column}), tmp_path / "a.parquet")
     records = list(open_records(tmp_path / "a.parquet"))
     assert pa.array([record["t"] for record in records], column.type).equals(column)
+
+
+def test_chats_may_have_times_of_day(tmp_path):
+    """Each message was a scalar of Arrow, in which no chat was found, so that all were bad records."""
+    told = {"role": ["user", "assistant", "user"], "content": ["why", "so", None], "at": TIMES}
+    messages = pa.StructArray.from_arrays([pa.array(column) for column in told.values()], [*told])
+    pq.write_table(pa.table({"messages": pa.ListArray.from_arrays([0, 2], messages)}), tmp_path / "a.parquet")
+    [record] = open_records(tmp_path / "a.parquet")
+    assert [(type(one), one["content"], one["at"].value) for one in record["messages"]] == [
+        (dict, "why", 1),
+        (dict, "so", 2),
+    ]
+    chats = Chats(templates.tokenizer(templates.PLAIN), capacity=64, over_long="error")
+    [run] = [run for block in open_source(tmp_path / "a.parquet", encoder=chats).blocks() for run in block.records()]
+    assert isinstance(run, Records)
+
+
+def test_an_encoder_makes_one_entry_of_each_record():
+    class Odd(Fields):
+        def encode(self, records):
+            made, counts = super().encode(records)
+            return made * 2 if records[0]["text"] == "a" else made[1:], counts
+
+    for text, says in (("a", "made 4 entries of 2 records"), ("b", "made 1 entries of 2 records")):
+        [block] = open_source([{"text": text}] * 2, encoder=Odd(["text"])).blocks()
+        with pytest.raises(ValueError, match=rf"Odd\.encode {says}; make one of each"):
+            [*block.records()]
 
 
 def write(folder, kind):

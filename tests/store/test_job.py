@@ -154,7 +154,7 @@ def test_two_runs_write_the_same_bytes(tmp_path, pack, make_records, tree, index
     assert sorted(name for name in tree(tmp_path / "one") if not name.startswith("shards/")) == sorted(names)
 
 
-@pytest.mark.parametrize("commit_every_s", [0.0, 1e9])
+@pytest.mark.parametrize("commit_every_s", [0.0, float("inf")])
 @pytest.mark.parametrize("threads", [1, 4])
 def test_threads_and_commits_do_not_change_the_bytes(
     tmp_path, monkeypatch, small_groups, pack, make_records, tree, threads, commit_every_s
@@ -189,3 +189,16 @@ def test_the_monitor_hears_of_every_byte_and_token(tmp_path, small_groups, pack,
     ]
     pack(source, tmp_path / "out", monitor=again)
     assert again.stages == [["checking the source", size, "bytes", size, 0]]
+
+
+def test_a_monitor_may_pass_on_all_calls(tmp_path, pack, make_records):
+    class Passing:
+        def __init__(self):
+            self.heard = set()
+
+        def __getattr__(self, name):
+            return lambda *args, **named: self.heard.add(name)
+
+    monitor = Passing()
+    pack(IterableSource(make_records(10)), tmp_path / "out", monitor=monitor)
+    assert monitor.heard == {"stage", "advance"}

@@ -32,7 +32,7 @@ __all__ = ["NAMES_ONLY", "is_library", "mark_of", "settings_of"]
 
 PLAIN = (bool, int, float, complex, str, bytes, type(None), type(Ellipsis), enum.Enum, PurePath)
 TORCH = (torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format)
-CONTAINERS = (list, tuple, dict, set, frozenset, np.ndarray)
+CONTAINERS = (list, tuple, dict, set, frozenset, np.ndarray, np.memmap)
 WRAPPERS = (staticmethod, classmethod, property, functools.partial, functools.cached_property)
 # Fields of a configuration that change nothing in how a model computes.
 NAMES_ONLY = (
@@ -115,9 +115,9 @@ class _Marker:
     An object that was added before is not added again: only its number among the added objects is.
     """
 
-    def __init__(self, seen: Mapping[int, tuple[int, Any]] | None = None) -> None:
+    def __init__(self) -> None:
         self.found = hashlib.sha256()
-        self.seen = dict(seen or {})  # the object is kept, so that its id stays its own
+        self.seen: dict[int, tuple[int, Any]] = {}  # the object is kept, so that its id stays its own
 
     def say(self, *words: Any) -> None:
         for word in words:
@@ -172,11 +172,15 @@ class _Marker:
 
     def _set(self, values: Any) -> None:
         """Add the values of a set, whose order says nothing: each gets a hash of its own."""
+        whole, before = self.found, len(self.seen)
         marks = []
         for value in values:
-            marker = _Marker(self.seen)
-            marker.add(value)
-            marks.append(marker.found.hexdigest())
+            self.found = hashlib.sha256()
+            self.add(value)
+            marks.append(self.found.hexdigest())
+            while len(self.seen) > before:
+                self.seen.popitem()
+        self.found = whole
         self.say(type(values).__name__, sorted(marks))
 
     def _mapping(self, values: Mapping[Any, Any]) -> None:

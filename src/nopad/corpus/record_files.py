@@ -245,6 +245,9 @@ def _made(
 
     `items` are the dicts, and `at` their line or record numbers. `encoder` makes records of each dict; None: each dict
     is one record. `chosen` says which columns are read, and `schema` has their types.
+
+    Raises:
+        ValueError: the encoder did not make one entry of each record.
     """
     if encoder is None:
         yield from decode_dicts(items, at, schema, chosen)
@@ -252,6 +255,9 @@ def _made(
     odd = [chosen.unforeseen(item) for item in items]
     good = [item for item, reason in zip(items, odd, strict=True) if reason is None]
     encoded, counts = encoder.encode(good) if good else ([], {})
+    if len(encoded) != len(good):
+        name = type(encoder).__name__
+        raise ValueError(f"{name}.encode made {len(encoded)} entries of {len(good)} records; make one of each")
     rest = iter(encoded)
     found = [next(rest) if reason is None else reason for reason in odd]
     carried = [name for name in schema.names if name not in encoder.columns]

@@ -266,16 +266,22 @@ def within_document(run: Records) -> Iterator[Records | BadRecord]:
 def _without(run: Records, bad: Mapping[int, str]) -> Iterator[Records | BadRecord]:
     """Yield a run of records, with a bad record in place of each one whose index in the run is a key of `bad`.
 
-    The values of `bad` are the reasons. The records between bad ones are yielded as separate runs. The first of them
-    gets the counts of the whole run, and all records of its `origin` that do not count as bad ones; a run without
-    records gets them if every record is bad.
+    The values of `bad` are the reasons. If the run has an `origin`, these are sequences, and several may be of one
+    record: the whole record is bad, once, for the reason of its first bad sequence. The records between bad ones are
+    yielded as separate runs. The first of them gets the counts of the whole run, and all records of its `origin` that
+    are not bad; a run without records gets them if every sequence is of a bad record.
     """
-    counts, passed = run.counts, 0
-    rest = 0 if run.origin is None else run.origin.of - len(bad)
-    for begin, end, reason in good_and_bad(run.lines.size, bad):
+    counts, passed, last = run.counts, 0, None
+    record = (np.arange(run.lines.size) if run.origin is None else run.origin.record).tolist()
+    reasons = {record[row]: bad[row] for row in sorted(bad, reverse=True)}
+    rest = 0 if run.origin is None else run.origin.of - len(reasons)
+    rows = {row: reasons[number] for row, number in enumerate(record) if number in reasons}
+    for begin, end, reason in good_and_bad(run.lines.size, rows):
         if reason is not None:
-            yield BadRecord(line=int(run.lines[begin]), reason=reason)
-            passed += 1
+            if record[begin] != last:
+                yield BadRecord(line=int(run.lines[begin]), reason=reason)
+                passed += 1
+            last = record[begin]
             continue
         yield replace(run.part(begin, end), counts=counts, origin=_origin(run, begin, end, passed, rest))
         counts, passed, rest = {}, passed + rest, 0

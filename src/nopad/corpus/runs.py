@@ -231,16 +231,32 @@ def _decoded(batch: pa.RecordBatch, first_row: int, place: str) -> Iterator[dict
 def _values(column: pa.Array) -> list[Any]:
     """Return the values of a column as Python objects, or as Arrow scalars if Python cannot hold all of them.
 
-    Python cannot hold the year 12000, for example. A column with times of day in nanoseconds, also within lists or
-    structs, is always returned as scalars. Nulls are None either way. `pyarrow.array` with the column's type makes the
-    same column from the returned values.
+    Python cannot hold the year 12000, for example. Times of day in nanoseconds, also within lists, maps or structs, are
+    always scalars. Nulls are None either way. `pyarrow.array` with the column's type makes the same column from the
+    returned values.
     """
-    if not _has_times(column.type):  # Python would cut the nanoseconds off
-        try:
-            return [*column.to_pylist()]
-        except (OverflowError, ValueError):
-            pass
-    return [one if one.is_valid else None for one in column]
+    try:
+        return [*map(_python, column)] if _has_times(column.type) else [*column.to_pylist()]
+    except (OverflowError, ValueError):
+        return [one if one.is_valid else None for one in column]
+
+
+def _python(one: pa.Scalar) -> Any:
+    """Return a value as a Python object, in which times of day in nanoseconds are Arrow scalars.
+
+    Python would cut the nanoseconds off. A struct with several fields of one name is a scalar as a whole.
+    """
+    if not _has_times(one.type):
+        return one.as_py()
+    if not one.is_valid:
+        return None
+    if isinstance(one, pa.MapScalar):
+        return [(_python(pair[0]), _python(pair[1])) for pair in one.values]
+    if isinstance(one, pa.ListScalar):
+        return [*map(_python, one.values)]
+    if isinstance(one, pa.StructScalar) and len(set(one)) == len(one):
+        return {name: _python(value) for name, value in one.items()}
+    return one
 
 
 def _has_times(kind: pa.DataType) -> bool:

@@ -8,6 +8,7 @@ output folder is refused if it has other content, such as an unfinished job of o
 
 from __future__ import annotations
 
+import math
 import os
 import warnings
 from dataclasses import dataclass, replace
@@ -71,7 +72,7 @@ def pack_corpus(
         index_only: whether to write only which sequence is in which pack; the tokens then stay in the source.
         monitor: receives the progress; None: nothing is reported.
         commit_every_s: minimum number of seconds between two commits of finished work to disk; a killed job loses its
-            work since the last commit.
+            work since the last commit. ``float("inf")``: all is committed at the end.
 
     Raises:
         RecordError: a record is bad, empty or over-long and `corpus` says "error" for such records; a CSV, TSV or JSON
@@ -102,7 +103,8 @@ def pack_corpus(
     (2, 6)
     """
     _check_kinds(source, out, corpus, tokenizer, packing, index_only, monitor)
-    check_number("commit_every_s", commit_every_s, low=0)
+    if not (isinstance(commit_every_s, float) and commit_every_s == math.inf):
+        check_number("commit_every_s", commit_every_s, low=0)
     if source.kind == "ids":
         tokenizer = None  # ids need no tokenizer, so the manifest must not name one
     workspace = Workspace(local_path(out))
@@ -140,11 +142,16 @@ def _check_kinds(*given: Any) -> None:
         ("Tokenizer", Tokenizer | None, "load it with nopad.load_tokenizer"),
         ("PackOptions", PackOptions | None, "give nopad.PackOptions(...) (packing=)"),
         ("bool", bool, "give True or False (index_only=)"),
-        ("Monitor", Monitor | None, "give an object with the methods stage and advance (monitor=)"),
     )
-    for value, (name, kind, way) in zip(given, kinds, strict=True):
+    *others, monitor = given
+    for value, (name, kind, way) in zip(others, kinds, strict=True):
         if not isinstance(value, kind):
             raise OptionError(f"{type(value).__name__} is no {name}; {way}")
+    # Not by isinstance, which does not ask __getattr__ for methods
+    if monitor is not None and not all(callable(getattr(monitor, name, None)) for name in ("stage", "advance")):
+        raise OptionError(
+            f"{type(monitor).__name__} is no Monitor; give an object with the methods stage and advance (monitor=)"
+        )
 
 
 @dataclass

@@ -261,12 +261,18 @@ def check_made(out: Path, names: re.Pattern[str]) -> None:
                 link = "is a link, and " if path.is_symlink() else ""
                 raise OutputExistsError(f"{path} {link}was not written by nopad; move it, or choose another folder")
     for folder in halves:
-        with suppress(CorruptError, FormatError):  # a damaged half is replaced, as a damaged dataset is
-            if (folder / MANIFEST).is_file() and split_of(folder) != folder.name:
-                raise OutputExistsError(
-                    f"{folder} was packed by a job of its own, not by one with a held-out share; move it, or choose "
-                    "another folder"
-                )
+        path = folder / MANIFEST
+        try:
+            alone = path.is_file() and split_of(folder) != folder.name
+        except CorruptError:  # a damaged half is replaced, as a damaged dataset is
+            continue
+        except FormatError as error:
+            raise OutputExistsError(f"{path} was not written by nopad; move it, or choose another folder") from error
+        if alone:
+            raise OutputExistsError(
+                f"{folder} was packed by a job of its own, not by one with a held-out share; move it, or choose "
+                "another folder"
+            )
     if not (begun or _is_whole(out)):
         raise OutputExistsError(f"{out} holds no job of nopad; choose another folder")
 
