@@ -9,7 +9,7 @@ import pytest
 import nopad
 from nopad import errors
 from nopad.corpus.pretraining import PairOptions
-from nopad.options import check_choice, check_integer, check_number
+from nopad.options import check_choice, check_integer, check_number, shown
 from nopad.report import Settings
 
 CLASSES = {name: value for name, value in vars(errors).items() if inspect.isclass(value)}
@@ -123,5 +123,5 @@ PUBLIC = {
 @pytest.mark.parametrize("name", PUBLIC)
 def test_a_message_names_any_value(name, odd):
     """Python makes no text of such an integer, and raised a ValueError instead of the message."""
-    with pytest.raises(errors.NopadError):
+    with pytest.raises(errors.NopadError, match=re.escape(shown(odd))):
         PUBLIC[name](odd)

@@ -113,6 +113,8 @@ def test_columns_of_one_row():
 
 PIXELS = np.zeros((4, 2), dtype=np.float32)
 GRIDS = np.array([[1, 2, 2]])
+ITSELF = []
+ITSELF.append(ITSELF)
 REFUSED = {
     "a video without its grid": (
         {"pixel_values_videos": PIXELS},
@@ -161,6 +163,11 @@ REFUSED = {
         r"'pixel_values' holds 1e\+39, which is beyond float32",
     ),
     "ragged": ({"pixel_values": [[1.0], [1.0, 2.0]]}, "pixel_values of feature 1 are no array of numbers"),
+    "of gradients": (
+        {"pixel_values": [torch.ones(1, requires_grad=True)]},
+        "pixel_values of feature 1 are no array of numbers",
+    ),
+    "a list that holds itself": ({"pixel_values": ITSELF}, "pixel_values of feature 1 is no list of numbers"),
     "rows": (
         {"pixel_values": PIXELS, "image_grid_thw": GRIDS, "seq_lengths": [1, 1]},
         "feature 1 is a row of a packed dataset and has pixel_values",

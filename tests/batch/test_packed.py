@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pickle
 from collections import UserList, deque
+from uuid import UUID
 
 import numpy as np
 import pandas as pd
@@ -15,6 +16,7 @@ from torch.utils.data import DataLoader
 
 import nopad
 from nopad import Flat, PackedBatch, Rows
+from nopad.batch import arrays
 from nopad.batch.form import pack_few
 from nopad.errors import BatchError, LengthError, NopadError, OptionError, SourceError
 from nopad.sequences import Sequences
@@ -691,6 +693,7 @@ MASKED = np.ma.array([1, 2, 7], mask=[0, 0, 1])
 HIDDEN = {
     "masked": MASKED,
     "masked constant": [1, 2, np.ma.masked],
+    "masked among NumPy's": [np.int64(1), np.int64(2), np.ma.masked],
     "Arrow": pa.array([1, 2, None]),
     "chunks of Arrow": pa.chunked_array([[1, 2], [None]]),
     "scalar of Arrow": pa.scalar([1, 2, None]),
@@ -702,7 +705,7 @@ HIDDEN = {
 @pytest.mark.parametrize("hidden", HIDDEN.values(), ids=HIDDEN)
 def test_hidden_values_that_are_missing_are_no_numbers(hidden):
     """Masked padding became tokens, and nulls NaN."""
-    missing = "has values that are masked or null, and would become numbers"
+    missing = r"has values that are masked or null; leave them out \(.*\), or put values there \("
     for made in (
         lambda: PackedBatch.from_sequences([[4, 5], hidden]),
         lambda: PackedBatch.from_sequences([[1, 2, 3]], columns={"y": [hidden]}),
@@ -769,12 +772,13 @@ def test_floats_of_arrow_pandas_and_polars_keep_their_width(kind, dtype):
 
 @pytest.mark.parametrize("kind", [bytes, bytearray, memoryview, pa.py_buffer])
 def test_bytes_are_no_ids(kind):
+    says = r"0 dimensions; expected one, .*, got \w+$|arrays of .S2; expected numbers"
     for made in (
         lambda: PackedBatch.from_sequences([[1, 2], kind(b"ab")]),
         lambda: PackedBatch.from_features([{"input_ids": kind(b"ab")}]),
         lambda: PackedBatch.from_sequences([[1]], sequence_columns={"y": [[kind(b"ab")]]}),
     ):
-        with pytest.raises(BatchError, match=r"0 dimensions; expected one, .*, not a |arrays of .S2; expected numbers"):
+        with pytest.raises(BatchError, match=says):
             made()
     with pytest.raises(BatchError, match="input_ids are of type"):
         PackedBatch.from_sequences(kind(b"ab"))
@@ -791,6 +795,67 @@ def test_a_list_that_holds_itself_is_refused():
     odd[0] = odd
     with pytest.raises(BatchError, match="input_ids of sequence 0 is no list of numbers"):
         PackedBatch.from_sequences([odd])
+    with pytest.raises(BatchError, match="y of feature 0 is no list of numbers"):
+        PackedBatch.from_features([{"input_ids": [1], "y": (odd,)}])
+
+
+def test_what_a_library_cannot_read_is_refused():
+    time = pa.scalar(2**62, pa.timestamp("s"))
+    with pytest.raises(BatchError, match=r"y of feature 0 is no list of numbers or single value \(.*too large"):
+        PackedBatch.from_features([{"input_ids": [1], "y": time}])
+    texts = pd.Series(["\ud800"], dtype=pd.StringDtype("python"))
+    with pytest.raises(BatchError, match=r"y are of type Series, and cannot be read .*surrogates.*; give a list"):
+        PackedBatch.from_sequences([[1]], columns={"y": texts})
+
+
+def test_values_of_numpy_and_tensors_are_not_searched(monkeypatch):
+    """A list of a million NumPy integers took two seconds."""
+    monkeypatch.setattr(arrays, "_unlabelled", None)
+    values = [one for code in "?bhilqBHILQefd" for one in np.ones(2, code)] + [np.str_("a"), np.bytes_(b"a")]
+    assert arrays.readable(values, "x") is values
+    tensor = torch.ones(2)
+    assert arrays.readable([tensor], "x")[0] is tensor
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        pd.Series(pd.period_range("2020-01", periods=2, freq="M")),
+        pd.Series(pd.interval_range(0, 2)),
+        pd.Series(pd.interval_range(pd.Timedelta(0), pd.Timedelta(days=2))),
+    ],
+    ids=["periods", "intervals", "intervals of time"],
+)
+def test_periods_and_intervals_of_pandas_are_objects(column):
+    """Periods became the integers 600 and 601."""
+    assert list(PackedBatch.from_sequences([[1], [2]], columns={"y": column})["y"]) == list(column)
+    for made in (
+        lambda: PackedBatch.from_sequences([column]),
+        lambda: PackedBatch.from_features([{"input_ids": column}]),
+    ):
+        with pytest.raises(BatchError, match="input_ids of sequence 0 is of object; expected numbers"):
+            made()
+
+
+def test_structs_and_maps_of_arrow_are_no_lists():
+    """A struct became an array of a bound method."""
+    struct, pairs = pa.scalar({"a": 1}), pa.scalar([("a", 1)], pa.map_(pa.string(), pa.int64()))
+    for odd, says in ((struct, "has 0 dimensions; .*, got dict"), (pairs, "is of object; expected numbers")):
+        with pytest.raises(BatchError, match=f"y of sequence 0 {says}"):
+            PackedBatch.from_features([{"input_ids": [1], "y": odd}])
+
+
+def test_extension_types_of_arrow_make_their_values():
+    raw = bytes(range(16))
+    flags = pa.ExtensionArray.from_storage(pa.bool8(), pa.array([1, 0], pa.int8()))
+    pairs = pa.ExtensionArray.from_storage(
+        pa.fixed_shape_tensor(pa.float32(), [2]), pa.array([[0.5, 1.5]] * 2, pa.list_(pa.float32(), 2))
+    )
+    columns = {"id": pa.array([raw, raw], pa.uuid()), "flag": flags, "pair": pairs}
+    batch = PackedBatch.from_sequences([[1, 2], [3, 4]], columns=columns)
+    assert list(batch["id"]) == [UUID(bytes=raw)] * 2
+    assert (batch["flag"].dtype, batch["flag"].tolist()) == (torch.bool, [True, False])
+    assert (batch["pair"].dtype, batch["pair"].tolist()) == (torch.float32, [[0.5, 1.5]] * 2)
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")

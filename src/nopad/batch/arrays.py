@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from nopad.errors import BatchError
 
 __all__ = [
+    "UNREADABLE",
     "common",
     "concatenated",
     "converted",
@@ -35,7 +36,8 @@ __all__ = [
 INTEGERS = ("seq_lengths", "input_ids")  # columns whose floats stay as they are here, since callers refuse them
 
 
-_PLAIN = {bool, int, float, str, bytes, type(None)}  # values of Python in which nothing is hidden
+_PLAIN = {bool, int, float, str, bytes, type(None), *np.sctypeDict.values()}  # values in which nothing is hidden
+UNREADABLE = (TypeError, ValueError, OverflowError, RuntimeError)  # what libraries raise of values they cannot read
 _ARROW_FLOATS = {"halffloat": np.float16, "float": np.float32, "double": np.float64}  # by Arrow's names
 
 
@@ -69,31 +71,41 @@ def readable(entry: Any, what: str) -> Any:
     deque become lists. Other objects are returned unchanged. The error message calls the object `what`.
 
     Raises:
-        BatchError: the object has values that are masked or null, of which NumPy would make numbers; or it is a nested
-            tensor, which has several sequences.
-        RecursionError: lists are nested too deeply, or one holds itself.
+        BatchError: the object has values that are masked or null; it is a nested tensor, which has several sequences;
+            or it cannot be read, such as a list that holds itself.
     """
+    try:
+        return _readable(entry, what)
+    except BatchError:
+        raise
+    except UNREADABLE as error:
+        raise BatchError(f"{what} is no list of numbers or single value ({error})") from error
+
+
+def _readable(entry: Any, what: str) -> Any:
     if type(entry) is list or type(entry) is tuple:
-        return entry if _PLAIN.issuperset(map(type, entry)) else [readable(one, what) for one in entry]
+        return entry if _PLAIN.issuperset(map(type, entry)) else [_readable(one, what) for one in entry]
     if type(entry) in _PLAIN or type(entry) is np.ndarray:
         return entry
     if getattr(entry, "is_nested", False):
         raise BatchError(f"{what} is a nested tensor, of several sequences; give an entry for each: nested.unbind()")
+    if hasattr(entry, "detach"):  # a tensor
+        return entry
     entry = _unlabelled(entry)
     nulls: Any = getattr(entry, "null_count", 0)
     if np.ma.is_masked(entry) or nulls:
         raise BatchError(
-            f"{what} has values that are masked or null, and would become numbers; leave them out "
-            "(array.compressed(), drop_null()), or put numbers there (array.filled(0), fill_null(0))"
+            f"{what} has values that are masked or null; leave them out (array.compressed(), drop_null()), or put "
+            "values there (array.filled(0), fill_null(0))"
         )
     if hasattr(entry, "as_py"):
         return _from_arrow(entry, what)
     if hasattr(getattr(entry, "type", None), "value_type"):  # lists of Arrow
-        return [readable(one, what) for one in entry]
+        return [_readable(one, what) for one in entry]
     if _is_text(entry):
         return entry if isinstance(entry, str | bytes) else bytes(entry)
     buffer = hasattr(entry, "typecode") or isinstance(entry, memoryview)  # NumPy reads these faster than lists
-    return readable(list(entry), what) if isinstance(entry, Sequence) and not buffer else entry
+    return _readable(list(entry), what) if isinstance(entry, Sequence) and not buffer else entry
 
 
 def _unlabelled(given: Any) -> Any:
@@ -102,7 +114,10 @@ def _unlabelled(given: Any) -> Any:
     An index of pandas may be anything, so ``given[0]`` is not always the first entry.
     """
     if getattr(given, "ndim", 1) == 1 and hasattr(given, "iloc"):  # of pandas
-        if hasattr(given.array, "__arrow_array__"):  # it may have values that are missing
+        objects = hasattr(given.dtype, "freq") or hasattr(
+            given.dtype, "subtype"
+        )  # periods or intervals: Arrow has none
+        if hasattr(given.array, "__arrow_array__") and not objects:  # it may have values that are missing
             return given.array.__arrow_array__()
         return given.to_numpy() if given.dtype.kind in "biuf" else list(given)
     return given.to_arrow() if hasattr(given, "to_arrow") else given
@@ -110,13 +125,19 @@ def _unlabelled(given: Any) -> Any:
 
 def _from_arrow(scalar: Any, what: str) -> Any:
     """Return an Arrow scalar as `readable` describes it; None if it is null."""
-    if hasattr(getattr(scalar, "value", None), "as_py"):  # of an extension type
-        return _from_arrow(scalar.value, what)
-    if scalar.is_valid and hasattr(scalar, "values"):  # a list
-        return readable(scalar.values, what)
+    if _is_arrow_list(scalar):
+        return _readable(scalar.values, what)
+    inner = getattr(scalar, "value", None)  # of a dictionary, or an extension type, which may have its own `as_py`
+    if _is_arrow_list(inner) or str(getattr(inner, "type", None)) in _ARROW_FLOATS:
+        return _from_arrow(inner, what)
     kind = _ARROW_FLOATS.get(str(scalar.type))
     found = scalar.as_py()
     return found if kind is None or found is None else kind(found)
+
+
+def _is_arrow_list(scalar: Any) -> bool:
+    """Return whether `scalar` is a list of Arrow that is not null; the `values` of a struct are a method."""
+    return hasattr(getattr(scalar, "values", None), "type")
 
 
 def listed(given: Any, name: str, each: str = "sequence") -> Sequence[Any]:
@@ -128,14 +149,18 @@ def listed(given: Any, name: str, each: str = "sequence") -> Sequence[Any]:
     "sequence".
 
     Raises:
-        BatchError: `given` is not a list, an array or another ordered iterable; a table is none of these.
+        BatchError: `given` is not a list, an array or another ordered iterable, such as a table; or it cannot be read.
     """
     unordered = isinstance(given, Mapping | Set) or _is_text(given) or hasattr(given, "columns")  # the last are tables
     if unordered or not hasattr(given, "__iter__") or isinstance(given, type) or getattr(given, "ndim", 1) == 0:
         raise BatchError(f"{name} are of type {type(given).__name__}; expected a list with an entry for each {each}")
     if getattr(given, "is_nested", False):  # it has no length
         return list(given.unbind())
-    given = _unlabelled(given)
+    try:
+        given = _unlabelled(given)
+    except UNREADABLE as error:
+        kind = type(given).__name__
+        raise BatchError(f"{name} are of type {kind}, and cannot be read ({error}); give a list") from error
     return given if hasattr(given, "__getitem__") else list(given)
 
 
@@ -150,15 +175,13 @@ def converted(entry: Any, name: str, n: int) -> NDArray[Any]:
         BatchError: NumPy cannot make an array of `entry`, some of its values are masked or null, or a Python float is
             beyond float32.
     """
+    entry = readable(entry, f"{name} of sequence {n}")
     try:
-        entry = readable(entry, f"{name} of sequence {n}")
         kind = _float_of(entry)
         if kind is not None and str(getattr(entry, "dtype", kind)) == "torch.bfloat16":
             entry = entry.float()
         found = np.asarray(entry.cpu() if hasattr(entry, "cpu") else entry)
-    except BatchError:
-        raise
-    except (TypeError, ValueError, RuntimeError, OverflowError) as error:  # NotImplementedError of meta tensors too
+    except UNREADABLE as error:  # NotImplementedError of meta tensors too
         raise BatchError(f"{name} of sequence {n} is no list of numbers ({error})") from error
     from_python = found.dtype == np.float64 and kind == np.float32
     return narrow(found, name) if from_python and name not in INTEGERS else found
@@ -177,7 +200,7 @@ def flat_array(entry: Any, name: str, n: int) -> NDArray[Any]:
     """
     found = entry if type(entry) is np.ndarray else converted(entry, name, n)
     if found.ndim != 1:
-        other = "" if found.ndim else f", not a {type(entry).__name__}"
+        other = "" if found.ndim else f", got {type(entry).__name__}"
         raise BatchError(
             f"{name} of sequence {n} has {found.ndim} dimensions; expected one, with a value per token{other}"
         )
@@ -219,12 +242,10 @@ def single_values(given: Sequence[Any], name: str) -> NDArray[Any]:
         BatchError: a value is None, masked or null, or is not a single value; the first value is a number, and another
             one is neither a number nor a string; or a number does not fit into int64 or float32.
     """
+    given = [readable(entry, f"{name} of sequence {n}") for n, entry in enumerate(given)]
     try:
-        given = [readable(entry, f"{name} of sequence {n}") for n, entry in enumerate(given)]
         entries = [_single(entry) for entry in given]
-    except BatchError:
-        raise
-    except (ValueError, RuntimeError, OverflowError) as error:
+    except UNREADABLE as error:
         raise BatchError(f"column {name!r} has an entry that is no single value ({error})") from error
     for n, entry in enumerate(entries):
         if entry is None:

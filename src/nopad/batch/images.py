@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nopad.batch.arrays import narrow, readable
+from nopad.batch.arrays import UNREADABLE, narrow, readable
 from nopad.batch.values import told
 from nopad.errors import BatchError
 from nopad.sequences import Sequences
@@ -339,12 +339,10 @@ def _array(value: Any, name: str, n: int) -> Any:
     """
     if value is None or hasattr(value, "detach"):
         return value
+    value = readable(value, f"{name} of feature {n}")
     try:
-        value = readable(value, f"{name} of feature {n}")
         found = np.asarray(value)
-    except BatchError:
-        raise
-    except (TypeError, ValueError) as error:
+    except UNREADABLE as error:
         raise BatchError(f"{name} of feature {n} are no array of numbers ({error}); images are of one size") from error
     if found.dtype.kind not in "biuf":
         raise BatchError(f"{name} of feature {n} are of {found.dtype}; expected numbers")

@@ -67,9 +67,8 @@ class Groups:
         except (TypeError, ValueError, RuntimeError) as error:  # rows of unequal sizes, a tensor on another device
             raise OptionError(f"groups cannot be read ({error}); give an integer for each sequence") from error
         if ids.shape != (sequences,) or ids.dtype.kind not in "iu":
-            raise OptionError(
-                f"groups are {ids.dtype} {list(ids.shape)}; expected an integer for each of {sequences:,} sequences"
-            )
+            found = f"{ids.dtype} {list(ids.shape)}" if ids.ndim else shown(given)
+            raise OptionError(f"groups are {found}; expected an integer for each of {sequences:,} sequences")
         order = np.argsort(ids, kind="stable").astype(dtype)
         ordered = ids[order]
         begins = np.flatnonzero(np.concatenate([[True], ordered[1:] != ordered[:-1]]))
