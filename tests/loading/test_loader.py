@@ -220,7 +220,10 @@ def test_groups_of_any_sizes_share_a_pack(fleet):
         ({"tokens": 64, "capacity": 9}, "leave capacity out"),
         ({"sequences": 2, "depth": 3}, "depth are options of a plan"),
         ({"sequences": 3, "groups": 2}, "a rank takes 3 sequences, and groups have 2"),
-        ({"sequences": 2, "groups": 7}, "no multiple of 7"),
+        (
+            {"sequences": 2, "groups": 7},
+            "groups of 7 are given, and there are 300 sequences, which are no multiple",
+        ),
         ({"sequences": 2, "groups": [1, 2]}, "expected an integer for each of 300"),
         ({"sequences": 2, "groups": 2, "together": "pack"}, "sequences are not packed"),
         ({"sequences": 2, "together": "step"}, "together is 'step', and is about groups of sequences; give groups"),

@@ -230,7 +230,9 @@ def test_deadlines():
                 runner.submit({"input_ids": [20]}, deadline_s=seconds)
         assert runner.statistics.packer.expired == 1
         assert runner.statistics.late == 3
-        assert "2 answered, 1 expired, 3 refused (too late)" in str(runner.statistics)
+        said = str(runner.statistics)
+        assert "requests  2 answered, 3 refused (too late)\n" in said
+        assert "sequences 1 expired\n" in said
 
 
 def test_a_deadline_that_recent_batches_cannot_meet():

@@ -59,7 +59,7 @@ class Groups:
             if size < 1 or sequences % size:
                 raise OptionError(
                     f"groups of {shown(size)} are given, and there are {sequences:,} sequences, which are no "
-                    f"multiple of it; give the group of each sequence"
+                    "multiple of it; give the group of each sequence"
                 )
             return cls(np.arange(0, sequences + 1, size, dtype=dtype), np.arange(sequences, dtype=dtype))
         try:

@@ -137,7 +137,7 @@ def _check_kinds(*given: Any) -> None:
     """
     kinds: tuple[tuple[str, Any, str], ...] = (
         ("Source", Source, "open it with nopad.open_source"),
-        ("path", str | os.PathLike, "give the dataset folder (out=)"),
+        ("path", str | os.PathLike, "give the dataset folder"),
         ("CorpusOptions", CorpusOptions, "give nopad.CorpusOptions(capacity=...)"),
         ("Tokenizer", Tokenizer | None, "load it with nopad.load_tokenizer"),
         ("PackOptions", PackOptions | None, "give nopad.PackOptions(...) (packing=)"),
@@ -149,9 +149,7 @@ def _check_kinds(*given: Any) -> None:
             raise OptionError(f"{type(value).__name__} is no {name}; {way}")
     # Not by isinstance, which does not ask __getattr__ for methods
     if monitor is not None and not all(callable(getattr(monitor, name, None)) for name in ("stage", "advance")):
-        raise OptionError(
-            f"{type(monitor).__name__} is no Monitor; give an object with the methods stage and advance (monitor=)"
-        )
+        raise OptionError(f"{type(monitor).__name__} is no Monitor; give an object with the methods stage and advance")
 
 
 @dataclass

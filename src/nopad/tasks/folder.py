@@ -389,7 +389,7 @@ def _limit(where: Path, settings: Mapping[str, Any], file: Path, positions: int 
     if rotary and name == "max_seq_length" and positions is not None and limit > positions:
         raise FormatError(
             f"{file} has {limit} as max_seq_length, and the model has {positions} positions, which nopad does not "
-            f"exceed; lower it to {positions}, give max_tokens={positions}, or raise "
+            f"exceed; lower it to {positions}, give Embedder a max_tokens, or raise "
             f"max_position_embeddings in {where / 'config.json'}"
         )
     return {"max_tokens": min(limit, positions or limit)}
