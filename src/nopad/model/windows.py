@@ -53,7 +53,7 @@ class Windows:
         ours = {id(one): one for one in attends if not is_own(class_of(one))}
         # Without such an attribute or setting, all places are alike.
         decided = any(value is not None for *_, by in self._settings for value in by.values())
-        if decided or any(_said(vars(one)) for one in ours.values()):
+        if ours and (decided or any(_said(vars(one)) for one in ours.values())):
             self._wanted = list(_wanted(model, ours))
 
     @property
