@@ -9,6 +9,7 @@ import threading
 import pytest
 import torch
 import transformers as t
+from packaging.version import Version
 from zoo import FORMS, build, let
 
 import nopad
@@ -479,6 +480,7 @@ def test_models_with_one_configuration_object(batch, sequences):
     assert config._attn_implementation == "eager"
 
 
+@pytest.mark.skipif(Version(t.__version__) < Version("5.20"), reason="T5 takes no registered attention before 5.20")
 def test_stacks_with_configurations_of_their_own_are_restored_too():
     """T5 copies its configuration for each stack, so only the whole model's is that of two models."""
     config = t.T5Config(d_model=8, d_ff=16, d_kv=4, num_layers=1, num_heads=2, vocab_size=50)
