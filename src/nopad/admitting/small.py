@@ -234,7 +234,8 @@ def _of_transformers(hook: Any) -> bool:
 def _attempts(config: Any) -> Iterator[tuple[str, Callable[[type], Any]]]:
     """Yield (description, function) for each way to make a configuration small, the smallest first.
 
-    The function takes the model's class and returns the configuration.
+    The function takes the model's class and returns the configuration. Call it before the next pair is asked for: what
+    it finds decides which ways follow.
     """
     wide = next(
         (getattr(config, name) for name in ("hidden_size", "d_model", "n_embd", "dim") if hasattr(config, name)), 0

@@ -167,7 +167,7 @@ def _leave_threads(code: int) -> None:
 def _warned(verb: str, message: Warning | str, category: type[Warning], filename: str, *_: Any, **__: Any) -> None:
     """Print a warning to stderr as one line that begins with the name of the package that gave the warning.
 
-    Warnings of nopad, and of files that are not installed, begin with "nopad". In them, the names of options are
+    Warnings of nopad, and of files outside of ``site-packages``, begin with "nopad". In them, the names of options are
     replaced by the flags of the command `verb`. This function replaces `warnings.showwarning`.
     """
     parts = Path(filename).parts

@@ -39,8 +39,8 @@ def open_inputs(
         encoder: turns each record into text or ids; None: one field of each record holds its text or ids.
 
     Raises:
-        OptionError: files of lengths are given with another input, with names or with corpus options; or some
-            inputs have names and others have none.
+        OptionError: files of lengths are given with another input, with names or with corpus options; some inputs have
+            names and others have none; or `open_source` refuses `reader` or `encoder`.
         SourceError, FormatError, RecordError: an input is missing, is damaged, or has a form that nopad does not read.
         MissingExtraError: an input needs a package that is not installed.
     """

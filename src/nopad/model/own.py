@@ -166,9 +166,9 @@ def of_all_modules(kinds: Iterable[Any], libraries: tuple[str, ...] = LIBRARIES)
 def of_libraries(kinds: frozenset[type]) -> Iterator[tuple[str, Any]]:
     """Yield (name, function) for each function of the user's own that was put in the place of a library's function.
 
-    Only places from which modules of the classes `kinds` may call functions are searched: these classes, the files of
-    transformers that define them, and PyTorch. A place that has not changed since the last search is not searched
-    again, so this is fast enough for each call of a model.
+    Only places from which modules of the classes `kinds` may call functions are searched: these classes, the files
+    under ``transformers.models`` that define them, and PyTorch. A place that has not changed since the last search is
+    not searched again, so this is fast enough for each call of a model.
     """
     for place in _places(kinds):
         values = list(vars(place).values())
@@ -193,8 +193,9 @@ def alike(values: list[Any], others: list[Any]) -> bool:
 def _places(kinds: frozenset[type]) -> list[Any]:
     """Return the classes and Python modules whose functions may be called by modules of the classes `kinds`.
 
-    These are the classes `kinds` and their bases, the files of transformers that define them, ``torch``,
-    ``torch.nn.functional`` and ``torch.Tensor``. Classes of the user's own are left out.
+    These are the classes `kinds` and their bases, ``torch``, ``torch.nn.functional``, ``torch.Tensor``, and the files
+    under ``transformers.models`` that define these classes. Other files of transformers, such as
+    ``transformers.activations``, are left out, and so are classes of the user's own.
     """
     classes = {above for kind in kinds for above in kind.__mro__ if above is not object and not is_own(above)}
     files = {kind.__module__ for kind in classes if kind.__module__.startswith("transformers.models.")}
@@ -205,9 +206,9 @@ def changes(model: nn.Module) -> list[tuple[str, Any]]:
     """Return the user's own code that changes what a model's modules compute, as (description, callable) pairs.
 
     Such code is a hook, or a method or function that was put in the place of another. A function may be replaced in a
-    module's class, in the file of transformers that defines the class, or in ``torch``, ``torch.Tensor`` or
-    ``torch.nn.functional``. A description is a word for the callable, such as "the hook" or "the forward method", or
-    the name of the function that it replaces. The user's own module classes are not in the list.
+    module's class, in the file under ``transformers.models`` that defines the class, or in ``torch``,
+    ``torch.Tensor`` or ``torch.nn.functional``. A description is a word for the callable, such as "the hook" or "the
+    forward method", or the name of the function that it replaces. The user's own module classes are not in the list.
     """
     found = [(what, call) for module in model.modules() for what, call in of_module(module)]
     kinds = frozenset(type(module) for module in model.modules())

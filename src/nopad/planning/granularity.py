@@ -48,8 +48,8 @@ def real_strategies(rounded: Strategies, histogram: Histogram, granularity: int,
     `rounded` are strategies in rounded lengths (`rounded_histogram`, with the same `granularity` and `capacity`), and
     `histogram` has the real lengths. Of the sequences with one rounded length, the longest are used first; if the
     strategies need fewer sequences than there are, the shortest are left over. If packs of one strategy get different
-    lengths, that strategy becomes several. In total, at most twice as many strategies are added as there are distinct
-    lengths.
+    lengths, that strategy becomes several. The number of strategies that this adds is at most twice
+    the number of distinct lengths.
 
     Raises:
         ValueError: the strategies need a length more often than the histogram has it.

@@ -247,8 +247,8 @@ class PackedDataset:
     def __getitems__(self, indices: list[int]) -> list[PackedRow]:
         """Return the packs with these numbers; torch's `DataLoader` calls this with the numbers of a whole batch.
 
-        From the first call on, torch's default collate function raises OptionError for packs, which it would stack
-        (`refuse_stacking`).
+        From the first call on, torch's default collate function raises OptionError for packs, instead of stacking
+        them (`refuse_stacking`).
         """
         refuse_stacking()
         return [self[at] for at in indices]

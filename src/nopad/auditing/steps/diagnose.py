@@ -240,11 +240,12 @@ def _counts(case: Case, single: Any, examples: Sequence[Example | None]) -> tupl
 
 
 def _crossing(case: Case, single: Any, micro: Micro) -> list[float | None]:
-    """Return, for each sequence, the loss of predicting its first label from the sequence before it in the row.
+    """Return, for each sequence, the loss of predicting the label of its first token from the sequence right before it.
 
-    An entry is None if there is no such label or sequence. All entries are None if labels are not predicted by the
-    token before, if the batch has no ``input_ids`` or lacks a sequence, or if the losses cannot be computed. `single`
-    is a plain float64 copy of the model, which computes the losses.
+    The prediction is that of the last token of the sequence before it in the row. An entry is None if the first token
+    has no label, or if no sequence ends right before it. All entries are None if labels are not predicted by the token
+    before, if the batch has no ``input_ids`` or lacks a sequence, or if the losses cannot be computed. `single` is a
+    plain float64 copy of the model, which computes the losses.
     """
     none: list[float | None] = [None] * len(micro.examples)
     if not case.causal or micro.shape is None or any(one is None for one in micro.made):

@@ -68,8 +68,8 @@ class _Way:
         text: a description of the mean.
         values: the value of each sequence.
         counts: the count of each sequence.
-        scales: the value of each sequence divided by the sum of its items' losses; None: values contain other losses
-            too.
+        scales: for each sequence, the factor that turns the sum of its items' losses into its value; None: there is no
+            such factor, since values also contain losses of labels that are not among the sequence's items.
         sums: whether values are sums of items' losses, so that a denominator of the mean can be given.
     """
 
@@ -77,8 +77,8 @@ class _Way:
     text: str
     values: list[float]
     counts: list[float]
-    scales: list[float] | None  # value / sum of losses of each sequence; None: values contain other losses too
-    sums: bool = True  # whether values are sums of items' losses, which one denominator may divide
+    scales: list[float] | None
+    sums: bool = True
 
 
 def usual(sequences: Sequence[Counted], ranks: int, accumulation: int, per: str) -> list[Usual]:

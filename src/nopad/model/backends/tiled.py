@@ -2,9 +2,9 @@
 
 `segments` uses this loop where it can. The loop computes what `segments` computes: every sequence by itself, with sums
 in float32. It can be faster than PyTorch's kernel, since it has no call per length, no scalar exponentials, and none of
-the overhead of a general library for small matrices. Whether it is faster on this CPU is measured once per process,
-size of a head and dtype, and logged. The first call of all compiles the loop, which takes a few seconds; Numba keeps
-the result for later processes.
+the overhead of a general library for small matrices. Whether it is faster on this CPU is measured and logged, once in a
+process for each size of a head and each dtype. The first call of all compiles the loop, which takes a few seconds;
+Numba keeps the result for later processes.
 """
 
 from __future__ import annotations

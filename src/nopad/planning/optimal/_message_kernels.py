@@ -113,7 +113,7 @@ def add_behind(state: State, odds: float, amount: int, left: int) -> None:
 
 @inner
 def send(patterns: Patterns, state: State, i: int) -> None:
-    """Set the messages of item `i` to its patterns.
+    """Write the messages that item `i` sends to its patterns.
 
     Each pattern that is not dead gets a message: the odds that the item needs this pattern once more. Two cases are
     compared. In the first case, the item's other patterns leave just enough of its copies for one use of this pattern.
