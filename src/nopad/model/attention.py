@@ -41,6 +41,8 @@ __all__ = [
     "lost",
     "packed_attention",
     "register",
+    "silent",
+    "slides",
     "tell",
     "watched",
 ]
@@ -140,12 +142,8 @@ def _check_layer(module: nn.Module, heads: Heads, others: dict[str, Any]) -> Non
         UnsupportedModelError: the layer has a window and `heads` has none; or `others` has a tensor, not a scalar,
             whose name is not in `KNOWN`.
     """
-    kinds, layer = getattr(getattr(module, "config", None), "layer_types", None), getattr(module, "layer_idx", None)
-    if kinds and layer is not None and kinds[layer] == "sliding_attention" and heads.window is None:
-        raise UnsupportedModelError(
-            f"{type(module).__name__} of layer {layer} attends within a window and does not tell its attention of it; "
-            "run its sequences padded, without nopad.packed"
-        )
+    if heads.window is None and slides(module):
+        raise silent(module)
     # A scalar tensor cannot be per token: for example, a loss's denominator is passed along.
     unknown = [name for name, one in others.items() if isinstance(one, Tensor) and one.dim() and name not in KNOWN]
     if unknown:
@@ -153,6 +151,32 @@ def _check_layer(module: nn.Module, heads: Heads, others: dict[str, Any]) -> Non
             f"{type(module).__name__} hands {', '.join(unknown)} to its attention, of which nopad's knows nothing; run "
             "its sequences padded, without nopad.packed"
         )
+
+
+def slides(module: nn.Module) -> bool:
+    """Return whether a layer attends within a window, by its own attributes, else by its configuration.
+
+    A layer knows its number among the layers with which it was built, and some may have been removed since. So where
+    `nopad.model.windows` has compared the layer's attributes with those of its place, they count, not the number.
+    """
+    said = module.__dict__
+    for name in ("layer_type", "attention_type", "is_sliding", "is_local_attention"):
+        if isinstance(said.get(name), str | bool):
+            return said[name] in ("sliding_attention", True)
+    kinds, layer = getattr(getattr(module, "config", None), "layer_types", None), getattr(module, "layer_idx", None)
+    if not kinds or layer is None:
+        return False
+    if "sliding_window" in said and type(module).__module__.startswith("transformers."):
+        return said["sliding_window"] is not None
+    return "sliding_attention" in (kinds[layer : layer + 1] or kinds)
+
+
+def silent(module: nn.Module) -> UnsupportedModelError:
+    """Return the error for a layer that has a window and does not pass it on."""
+    return UnsupportedModelError(
+        f"{type(module).__name__} of layer {getattr(module, 'layer_idx', None)} attends within a window and does not "
+        "tell its attention of it; run its sequences padded, without nopad.packed"
+    )
 
 
 def _keep_of(module: nn.Module, mask: Tensor, query: Tensor, key: Tensor, heads: Heads) -> Tensor:

@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from nopad.errors import UnsupportedModelError
+from nopad.model.attention import silent, slides
 from nopad.model.known import class_of, walk
 from nopad.model.own import is_own
 from nopad.wording import first_line
@@ -40,7 +41,8 @@ class Windows:
         attends: those of its modules that look their attention up.
 
     Raises:
-        UnsupportedModelError: modules may have windows, and no model can be built from the configuration.
+        UnsupportedModelError: modules may have windows, and no model can be built from the configuration, or a module
+            of it has a window and cannot pass it on.
     """
 
     def __init__(self, model: nn.Module, attends: Iterable[nn.Module]) -> None:
@@ -101,7 +103,8 @@ def _wanted(model: nn.Module, ours: Mapping[int, nn.Module]) -> Iterator[_Wanted
     `ours` are modules of the model, by their id. Places that a new model does not have are left out.
 
     Raises:
-        UnsupportedModelError: a model cannot be built from the configuration of one in this model.
+        UnsupportedModelError: a model cannot be built from the configuration of one in this model, or the module at
+            some place has a window and cannot pass it on.
     """
     for prefix, whole in _stock(model):
         places = dict(_like(whole).named_modules(remove_duplicate=False))
@@ -109,11 +112,19 @@ def _wanted(model: nn.Module, ours: Mapping[int, nn.Module]) -> Iterator[_Wanted
             place = places.get(_WRAPPERS.sub("", name))
             if id(module) not in ours or place is None:
                 continue
+            if _is_silent(place):
+                raise silent(place)
             full, kind = f"{prefix}.{name}".lstrip("."), type(module).__name__
             for find, one, other in ((_said, module, place), (_decisive, _config(module), _config(place))):
                 said, wanted = find(vars(one)), find(vars(other))
                 if names := sorted(said.keys() | wanted.keys()):
                     yield _Wanted(vars(one), {key: wanted.get(key) for key in names}, full, kind)
+
+
+def _is_silent(place: Any) -> bool:
+    """Return whether an attention module of a new model says that it has no window where its configuration has one."""
+    kinds, layer = getattr(_config(place), "layer_types", None), getattr(place, "layer_idx", None)
+    return bool(kinds) and layer is not None and kinds[layer] == "sliding_attention" and not slides(place)
 
 
 def _config(module: Any) -> Any:
