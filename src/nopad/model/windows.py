@@ -123,7 +123,8 @@ def _wanted(model: nn.Module, ours: Mapping[int, nn.Module]) -> Iterator[_Wanted
 
 def _is_silent(place: Any) -> bool:
     """Return whether an attention module of a new model says that it has no window where its configuration has one."""
-    kinds, layer = getattr(_config(place), "layer_types", None), getattr(place, "layer_idx", None)
+    kinds: Any = getattr(_config(place), "layer_types", None)
+    layer = getattr(place, "layer_idx", None)
     return bool(kinds) and layer is not None and kinds[layer] == "sliding_attention" and not slides(place)
 
 
