@@ -159,11 +159,12 @@ def slides(module: nn.Module) -> bool:
     A layer knows its number among the layers with which it was built, and some may have been removed since. So where
     `nopad.model.windows` has compared the layer's attributes with those of its place, they count, not the number.
     """
+    kinds, layer = getattr(getattr(module, "config", None), "layer_types", None), getattr(module, "layer_idx", None)
     said = module.__dict__
     for name in ("layer_type", "attention_type", "is_sliding", "is_local_attention"):
-        if isinstance(said.get(name), str | bool):
-            return said[name] in ("sliding_attention", True)
-    kinds, layer = getattr(getattr(module, "config", None), "layer_types", None), getattr(module, "layer_idx", None)
+        value = said.get(name)
+        if isinstance(value, bool) or (isinstance(value, str) and value in (kinds or ())):
+            return value in ("sliding_attention", True)
     if not kinds or layer is None:
         return False
     if "sliding_window" in said and type(module).__module__.startswith("transformers."):

@@ -125,7 +125,7 @@ def _is_silent(place: Any) -> bool:
     """Return whether an attention module of a new model says that it has no window where its configuration has one."""
     kinds: Any = getattr(_config(place), "layer_types", None)
     layer = getattr(place, "layer_idx", None)
-    return bool(kinds) and layer is not None and kinds[layer] == "sliding_attention" and not slides(place)
+    return bool(kinds) and layer is not None and kinds[layer : layer + 1] == ["sliding_attention"] and not slides(place)
 
 
 def _config(module: Any) -> Any:
