@@ -251,7 +251,7 @@ class TestAnyPair:
         assert not nopad.audit(model, collator=collate, capacity=16, gradients=False).isolated
 
     def test_a_short_sequence_whose_tokens_all_decide_the_batch(self):
-        """No token of such a sequence may be replaced, so a token of another one is."""
+        """No token of such a sequence may be replaced, so a token of another one is, if there is a longer one."""
 
         def collate(features):
             ids = torch.tensor([token for one in features for token in one["input_ids"]])[None]
@@ -259,6 +259,16 @@ class TestAnyPair:
 
         found = trace(small(), collator=collate, capacity=5)  # a sequence of 3 tokens would be the first choice
         assert found.sequences[found.poisoned].tolist() == [0]
+
+        def at_most_three(features):
+            ids = collate(features)["input_ids"]  # which an encoder's mask repeats; models without a decoder ignore it
+            return {"input_ids": ids, "position_ids": ids % 3, "encoder_attention_mask": ids}
+
+        model = build("bert", num_hidden_layers=1, max_position_embeddings=3)
+        for poisoned in (None, "each"):
+            with pytest.raises(OptionError, match=r"no token can be replaced: the sequences have up to 3 tokens, and"):
+                trace(model, collator=at_most_three, poisoned=poisoned)
+        assert not trace(model, collator=at_most_three, poisoned=[(2, 0)]).isolated
 
     def test_a_collator_that_looks_for_the_end(self):
         """Tokens by which it finds borders are left alone, and the others are poisoned."""

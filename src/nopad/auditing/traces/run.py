@@ -93,7 +93,8 @@ def trace(
         UnsupportedModelError: nopad refuses this model, or cannot cut it to its first layers; the message gives the
             reason.
         BatchError: the collator fails, or cuts, drops or changes sequences, or adds tokens.
-        OptionError: an option is not valid, or `poisoned` names a token that does not exist; the model is not one of
+        OptionError: an option is not valid, or `poisoned` names a token that does not exist; `poisoned` names none, and
+            all sequences have up to 3 tokens, and what the collator returns depends on them; the model is not one of
             transformers, has no vocabulary to draw from, is pack-safe with another backend, has a part that is
             pack-safe by itself, is random in evaluation mode, or raises an exception on the batch; or it takes images,
             and `capacity` is given; or it makes its tokens from images (ViT), and there is a `collator`.
@@ -198,7 +199,7 @@ class _Traced:
         token of one sequence). Only one token is replaced at a time; the other tokens are unchanged then.
 
         Raises:
-            OptionError: `asked` is of another form, or names a token that does not exist.
+            OptionError: `asked` is of another form, or names a token that does not exist; or no token can be replaced.
             ModelFailedError: the model does not run on the changed tokens.
             BatchError: the collator fails on the changed tokens, or cuts, drops, changes or adds tokens.
         """
@@ -232,11 +233,17 @@ class _Traced:
         One of the candidates is chosen later. They are indices of tokens in the sequence.
 
         Raises:
-            OptionError: there is no such sequence or token, or `asked` is neither None, "each" nor a list of pairs.
+            OptionError: there is no such sequence or token; `asked` is neither None, "each" nor a list of pairs; or all
+                sequences have up to 3 tokens, the collator's layout depends on them, and `asked` names none.
         """
         lengths = [len(sequence) for sequence in self.trial.sequences]
         if asked is None or asked == "each":
             found = {number: self._open(number) for number in range(len(lengths))}
+            if not any(tokens for tokens, _ in found.values()):
+                raise OptionError(
+                    "no token can be replaced: the sequences have up to 3 tokens, and what the collator returns beside "
+                    "input_ids depends on them; name tokens to replace all the same, as poisoned=[(2, 0)]"
+                )
             if asked == "each":
                 return [(number, tokens) for number, (tokens, _) in found.items() if tokens]
             usual = self._poisoned(None).victim
