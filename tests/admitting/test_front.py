@@ -16,6 +16,7 @@ import own
 
 import nopad
 from nopad.admitting import front, proof_of
+from nopad.admitting.bad import check_rows_apart
 from nopad.admitting.proof import prove
 from nopad.errors import OptionError, UnsupportedModelError
 from nopad.model import families, is_packed
@@ -132,6 +133,17 @@ def test_leaks_that_nothing_stops_are_refused_by_name(extra):
     with pytest.raises(UnsupportedModelError, match=REFUSED[extra]):
         nopad.packed(model)
     assert not is_packed(model)
+
+
+def test_a_model_that_is_random_in_training_outside_of_its_modules_is_compared_in_evaluation_only():
+    class Noisy(t.BertModel):
+        def forward(self, *args, **kwargs):
+            found = super().forward(*args, **kwargs)
+            if self.training:
+                found.last_hidden_state = found.last_hidden_state + torch.randn_like(found.last_hidden_state)
+            return found
+
+    check_rows_apart(Noisy(own.bert_config()).double(), close=1e-6)
 
 
 def test_a_capacity_of_experts_in_the_configuration():

@@ -393,6 +393,27 @@ class TestCollators:
         model = nopad.packed(build("bert", "token classification", num_labels=5))
         assert "labels added" in kinds(nopad.audit_step(model, tagged(), add))
 
+    @pytest.mark.parametrize("own", [False, True])
+    def test_that_drop_all_labels(self, own):
+        """No mistake explains losses that are all 0."""
+
+        def collate(features):
+            batch = causal(features)
+            batch["labels"] = torch.full_like(batch["labels"], -100)
+            return batch
+
+        def nothing(model, batch):
+            return model(**batch).logits.sum() * 0
+
+        def alone(model, inputs):
+            labels, logits = inputs["labels"][0, 1:], model(**inputs).logits[0, :-1]
+            here = labels != -100
+            return torch.nn.functional.cross_entropy(logits[here], labels[here], reduction="none")
+
+        verdict = nopad.audit_step(llama(), texts(), collate, nothing, alone=alone if own else None)
+        assert kinds(verdict)[0] == "labels dropped"
+        assert "wrong denominator" not in kinds(verdict)
+
     def test_that_drop_all_labels_of_ones_rank(self):
         def collate(features):
             batch = causal(features)

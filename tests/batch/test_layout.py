@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import importlib
 import pickle
 import sys
 
@@ -199,6 +200,16 @@ def test_batches_beyond_32_bits_are_refused():
         Layout.flat(np.array([most] * 2))
     with pytest.raises(LengthError, match="has 2,147,483,648 slots"):
         Layout.rows(np.array([1, 1]), np.array([1, 1]), 2**30)
+
+
+@pytest.mark.parametrize("loaded", [False, True])
+def test_a_length_that_is_beyond_32_bits_once_it_is_aligned(loaded, monkeypatch):
+    if loaded:
+        importlib.import_module("nopad._kernels")
+    else:
+        monkeypatch.delitem(sys.modules, "nopad._kernels", raising=False)
+    with pytest.raises(LengthError):
+        Layout.rows(np.array([2**31 - 1]), np.array([1]), 4, align=4)
 
 
 def test_lengths_beyond_32_bits_are_refused():

@@ -426,7 +426,7 @@ def test_rows_that_cannot_be(how, says):
     [
         ({"fill": {"lables": 0}}, "fill names 'lables'; columns with a value per token are input_ids"),
         ({"fill": ["labels"]}, "fill are of type list; expected a dict by the names of columns"),
-        ({"fill": {"input_ids": "x"}}, "padding of input_ids is 'x'; expected an integer"),
+        ({"fill": {"input_ids": 9}}, "fill names 'input_ids' .9., whose padding is pad_id; give it there"),
         ({"columns": ["a"]}, "columns are of type list; expected a dict by the names of columns"),
         ({"pad_id": 10**5000}, "padding of input_ids is an integer of 16,610 bits; expected an integer"),
         *(({"pad_id": odd}, f"padding of input_ids is {odd!r}; expected an integer") for odd in ("x", None, 1.5)),
@@ -435,6 +435,12 @@ def test_rows_that_cannot_be(how, says):
 def test_options_that_cannot_be(how, says):
     with pytest.raises(OptionError, match=says):
         PackedBatch.from_sequences([[1, 2]], Rows(4), **how)
+
+
+def test_a_column_that_is_given_twice():
+    once, again = {"x": [[7, 8], [9]]}, {"x": [[1, 2], [3, 4]]}
+    with pytest.raises(BatchError, match="'x' is in columns and in sequence_columns; give it in one of them"):
+        PackedBatch.from_sequences([[1, 2], [3]], columns=once, sequence_columns=again)
 
 
 @pytest.mark.parametrize("form", [Rows(4), Flat()])

@@ -238,7 +238,7 @@ def check_rows_apart(model: Any, close: float) -> None:
 
     for training, place in product((False, True), (0, 1)):  # a row may change only those after it
         with in_mode(model, training):
-            if training and _first_apart(model, alone, alone, _same):
+            if training and _first_apart(model, alone, alone, _same) is not None:
                 return  # random in training, by more than dropout: nothing can be compared
             try:
                 alike = partial(_row, close, place)

@@ -59,11 +59,14 @@ def filled(
         images: the images of all sequences as one `Pictured`, and their videos as another, each only if there are some.
 
     Raises:
-        OptionError: `fill` is not a dict, or names a column that is not per token; or a column cannot hold its padding
-            value.
+        OptionError: `fill` is not a dict, or names ``input_ids`` or a column that is not per token; or a column cannot
+            hold its padding value.
         BatchError: a per-token column does not have one value per token.
     """
-    fills = {"input_ids": pad_id, **named("fill", fill)}
+    given = named("fill", fill)
+    if "input_ids" in given:
+        raise OptionError(f"fill names 'input_ids' ({given['input_ids']!r}), whose padding is pad_id; give it there")
+    fills = {"input_ids": pad_id, **given}
     for name, value in fills.items():
         if name not in stacked.tokens:
             per_token = ", ".join(stacked.tokens)

@@ -355,7 +355,7 @@ def _in_rows(
     if compiled is not None:
         return starts, tokens
     ends = np.zeros(lens.size + 1, dtype=np.int64)
-    (lens if align == 1 else -(-lens // align) * align).cumsum(out=ends[1:])
+    (lens if align == 1 else -(-lens.astype(np.int64) // align) * align).cumsum(out=ends[1:])
     bounds = np.zeros(per_row.size + 1, dtype=np.int64)
     per_row.cumsum(out=bounds[1:])
     bounds = ends[bounds]

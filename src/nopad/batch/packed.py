@@ -94,7 +94,7 @@ class PackedBatch(Items):
                 padding value (`pad_id` or `fill`).
             BatchError: there is no sequence, or ids are not integers; a column has wrong lengths or unusable values; or
                 a column is one that the batch provides itself (input_ids, attention_mask, position_ids, cu_seqlens,
-                sequence_ids).
+                sequence_ids), or is in `columns` and in `sequence_columns`.
         """
         form = check_form(form)
         columns, sequence_columns = named("columns", columns), named("sequence_columns", sequence_columns)
@@ -106,6 +106,8 @@ class PackedBatch(Items):
                     f"{name} is the layout's, and is no column: give sequences without padding, or dicts with an "
                     "attention_mask to from_features"
                 )
+            if name in columns and name in sequence_columns:
+                raise BatchError(f"{name!r} is in columns and in sequence_columns; give it in one of them")
         stacked = from_sequences(sequences, columns)
         if sequence_columns:
             arrays = {name: per_sequence(name, given, len(stacked)) for name, given in sequence_columns.items()}

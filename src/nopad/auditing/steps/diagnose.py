@@ -25,7 +25,7 @@ from nopad.auditing.steps.tracing import first_differences
 from nopad.auditing.steps.truth import Alone, Gradients, Truth, borders, weighted
 from nopad.auditing.steps.usual import Counted, Usual, matching, usual
 from nopad.auditing.steps.verdict import Finding
-from nopad.errors import FOREIGN, NopadError
+from nopad.errors import FOREIGN, NopadError, OptionError
 from nopad.sequences import IGNORED
 
 __all__ = ["Case", "diagnosed"]
@@ -132,7 +132,10 @@ def _named(case: Case, single: Any) -> list[Finding]:
     if case.truth.further:  # the losses of common mistakes are known only for a single mean
         tried = []
     for examples in tried:
-        values = usual(_counted(case, single, examples), case.ranks, case.accumulation, case.per)
+        counted = _counted(case, single, examples)
+        if not any(one.items for one in counted):
+            continue  # no label is left, so every mean is 0 or NaN
+        values = usual(counted, case.ranks, case.accumulation, case.per)
         match = matching(observed, values, limit)
         if match is not None:
             return _explained(case, single, examples, match, of_left=examples is kept and left)
@@ -231,9 +234,13 @@ def _counts(case: Case, single: Any, examples: Sequence[Example | None]) -> tupl
     the sum 0 and no items. `single` is a plain float64 copy of the model, on which sequences run alone.
     """
     whole = [one for one in examples if one is not None]
+    none = [0.0] * len(examples), [0] * len(examples)
     if case.alone is None and not any(one.items(case.causal) for one in whole):
-        return [0.0] * len(examples), [0] * len(examples)
-    truth = Truth.of(single, whole, case.per, case.causal, case.alone)
+        return none
+    try:
+        truth = Truth.of(single, whole, case.per, case.causal, case.alone)
+    except OptionError:  # `alone` finds no label
+        return none
     values = iter(zip(truth.sums, truth.items, strict=True))
     pairs = [(0.0, 0) if one is None else next(values) for one in examples]
     return [total for total, _ in pairs], [count for _, count in pairs]
