@@ -14,7 +14,8 @@ def parse(source: str) -> ast.Module:
 
     Python 3.11 counts in one variable how deep the parsers of all threads are. If a thread parses while another does,
     `ast.parse` can therefore raise SystemError, though the source is right. It is then called again, up to 20 times in
-    all. Other errors of `ast.parse` are passed on at once (SyntaxError, ValueError, RecursionError).
+    all; a SystemError of the last call is passed on. Other errors of `ast.parse` are passed on at once (SyntaxError,
+    ValueError, RecursionError).
 
     >>> import ast
     >>> from nopad.syntax import parse

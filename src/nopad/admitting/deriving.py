@@ -286,8 +286,8 @@ def _with_counts(line: Family, config: Any, probed: Probed) -> tuple[Family, dic
 
     `line` has the facts about a model type. The number says how often modules mix tokens (move information between
     them) while the copy runs once, by the calls recorded in `probed`. If it is above 0 and a multiple of the number of
-    layers that `config` states, the field `attends` is set to the number per layer. Otherwise the field `mixes` is set
-    to the number for the whole model.
+    layers (`_layers` of `config`), the field `attends` is set to the number per layer. Otherwise the field `mixes` is
+    set to the number for the whole model.
     """
     each: dict[str, list[int]] = {}
     runs = probed.attended + Counter({module: probed.seen[module].calls for module in probed.mixing})

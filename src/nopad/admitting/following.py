@@ -97,8 +97,9 @@ class Traced:
         Raises:
             UnsupportedModelError: a result depends on other tokens (the message names the first module that moves
                 information between tokens); the base is not called exactly once, or gets something that was computed
-                from several tokens; numbers are read out of tensors, so that the model may decide by them; the
-                wrapper's code cannot be followed; or its output holds an object in which nopad cannot look.
+                from several tokens; code may decide by the values of tensors (`Track.reads`), for example by a number
+                that ``.item()`` returns; the wrapper's code cannot be followed; or its output holds an object in which
+                nopad cannot look.
         """
         name, base = type(self.model).__name__, type(self.model.base).__name__
         if self.calls != 1:

@@ -45,7 +45,7 @@ def packed(
     copy of the same classes and configuration, derives from it how sequences can be kept apart, and audits the copy on
     packs. This takes some seconds. The verdict is remembered in ``~/.cache/nopad`` (or ``$XDG_CACHE_HOME/nopad``) until
     something changes on which it depends, such as the classes' source, the configuration, the versions of Python, torch
-    and transformers, or nopad's code.
+    and transformers, or nopad's code. It is not remembered if classes of your own have no source file (a notebook).
 
     Args:
         model: a transformers model, bare or with a head, also inside PEFT; or a module of your own (`nn.Module`) that
@@ -175,8 +175,8 @@ def _check_head(name: str, head: str | None, admitted: Admitted) -> None:
 def proof_of(model: Any, head: str | None = None, again: bool = False) -> Proof:
     """Return the proof of a transformers model: the remembered one; if there is none, or with `again`, a new one.
 
-    The proof is logged, and a new one is remembered. If the model is refused, no error is raised: `Proof.admitted` is
-    False and `Proof.reason` says why.
+    The proof is logged, and a new one is remembered if possible (`nopad.admitting.memory`). If the model is refused, no
+    error is raised: `Proof.admitted` is False and `Proof.reason` says why.
 
     Args:
         model: the model, without wrappers; it is not run, and may be on the device "meta".

@@ -70,7 +70,8 @@ def _any(slope: Tensor) -> bool:
 def _kept(model: Any, rows: Tensor) -> str | None:
     """Return the name of a buffer whose value after a call in training depends on the batch; None: there is none.
 
-    The model is called with each of two rows of token ids, `rows`, and with both; the first such buffer is returned.
+    The model is called with each of two rows of token ids, `rows`, and with both rows. The first such buffer is
+    returned.
     """
     one, other, both = (_buffers_after(model, ids) for ids in (rows[:1], rows[1:], rows))
     for name, value in one.items():

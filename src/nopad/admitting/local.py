@@ -100,9 +100,10 @@ class Run:
 
 
 def crossing(run: Run, tokens: list[int], mixes: bool = False) -> tuple[bool, bool]:
-    """Return whether a module moves information between tokens, and whether it reads numbers out of tensors.
+    """Return whether a module moves information between tokens, and whether it may decide by the values of tensors.
 
-    The recorded call `run` is repeated in evaluation mode and in training mode. `tokens` are its token ids, by which
+    It may decide by values, for example, if it reads numbers out of tensors with ``.item()`` (`Track.reads`). The
+    recorded call `run` is repeated in evaluation mode and in training mode. `tokens` are its token ids, by which
     arguments that hold them are recognised. Information counts as moved only if it reaches an output with one entry per
     token, ``[1, L, ...]``. If `mixes`, the module is known to move information: the first value is then True, and
     the operations in the module are not run again with changed tokens to find it out.
@@ -279,12 +280,12 @@ def _followed(
 
 
 def varying(run: Run, mixes: bool, whole: bool = False, brief: bool = False) -> tuple[str, bool]:
-    """Run a module on longer rows and on more rows, and look for a difference; return ``(change, by_rows)``.
+    """Run a module on shorter, longer and more rows, and look for a difference; return ``(change, by_rows)``.
 
     `change` says in words what changes with the size; "": nothing. An error on some size counts as a change; but with
     `whole`, the module is a whole model, and may raise an error on longer rows. `by_rows` is whether something changes
-    with more rows. With `mixes`, the module moves information between tokens and may compute something else for longer
-    rows, so only more rows are tried. With `brief`, fewer sizes are tried, and only in evaluation mode.
+    with more rows. With `mixes`, the module moves information between tokens and may compute something else for rows
+    of another length, so only more rows are tried. With `brief`, fewer sizes are tried, and only in evaluation mode.
 
     Some sizes are not tried: those that would need too much memory, and several rows of a length at which even one row
     raises an error. A mode in which two equal calls give different results is not tried either.

@@ -73,8 +73,8 @@ def mark_of(*values: Any) -> str | None:
 def settings_of(model: nn.Module) -> Iterator[tuple[str, type, dict[str, Any]]]:
     """Yield (name, class, attributes by name) of each of the user's own modules in a model.
 
-    The attributes do not include weights, submodules, the mode (`training`), nopad's hooks, or what loading a model
-    sets (such as `name_or_path`).
+    The attributes do not include weights, submodules, the mode (`training`), what nopad sets (such as its hooks), or
+    what loading a model sets (such as `name_or_path`).
     """
     for name, module in own_modules(model):
         held = {key: value for key, value in vars(module).items() if key not in PARTS and not _is_nopads(value)}

@@ -50,8 +50,8 @@ def small_copy(model: Any) -> tuple[Any, str]:
     """Return a small model of the same class, with a smaller configuration, and how it was made, in words.
 
     The copy is in float32 and in evaluation mode. Its weights are random, and its dropout rates are 0. If no small
-    model can be built, or if the model was changed after it was built (`own_parts`), the whole model is copied instead.
-    Such a copy has the model's weights, with noise added, and the model's dropout rates.
+    model can be built and run, or if the model was changed after it was built (`own_parts`), the whole model is copied
+    instead. Such a copy has the model's weights, with noise added, and the model's dropout rates.
 
     Raises:
         UnsupportedModelError: no small copy can be built and run, and the model itself is too large to be tried, has no
@@ -121,7 +121,7 @@ def deep_copy(model: Any) -> Any:
 
 
 def short_model(config: Any, kind: type, sizes: dict[str, int], *, every: bool, fewest: int, most: int) -> Any:
-    """Return a model of the class `kind`, whose configuration is made smaller by `narrowed` with these `sizes`.
+    """Return a model of the class `kind`, built from `config`, which `narrowed` makes smaller with these `sizes`.
 
     The model has few layers of each kind (`layers_of`), but at least `fewest` if the configuration has so many; with
     `every`, all layers. It is in float32 and in evaluation mode, with random weights and no dropout.

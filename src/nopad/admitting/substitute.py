@@ -73,8 +73,8 @@ class Substitute(nn.Module):
         """Call the wrapper, and return the tensors of its output by name, converted to floats if they are not.
 
         The argument `use_cache` is dropped. If the mask is that of a packed batch, the wrapper gets it and all other
-        arguments as they are. Otherwise the wrapper gets only those that it takes and that are not None, and a mask of
-        ones if no mask is given.
+        arguments as they are. Otherwise a mask of ones is added if `input_ids` come without a mask. Then the wrapper
+        gets only those arguments that it takes and that are not None.
 
         Raises:
             UnsupportedModelError: the output holds an object in which nopad cannot look.

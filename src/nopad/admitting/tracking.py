@@ -48,7 +48,7 @@ class Track(TorchDispatchMode):  # type: ignore[no-untyped-call]
         length: number of tokens; a dimension of this size counts as one of tokens.
         weights: the module's parameters and buffers.
         tries: whether to run each operation on `TOKEN` tensors again with other values, to see if its result is `ROW`.
-            If not, the result is taken to be `TOKEN`.
+            False: the result is taken to be `TOKEN`.
 
     Attributes:
         reads: whether code took a Python number out of a tensor that is computed from tokens, or out of a weight; or

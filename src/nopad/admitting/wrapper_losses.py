@@ -206,8 +206,9 @@ def _check_always(runs: Callable[[str, int], Run], kind: str) -> None:
     in which all labels are `label`. `kind` is the kind of loss: "tokens", "causal" or "classification".
 
     Raises:
-        UnsupportedModelError: code takes Python numbers out of tensors; or, for some number of tokens or sequences, it
-            calls other functions of PyTorch, gives other values, or raises an error.
+        UnsupportedModelError: code may decide by the values of tensors, for example by a number that ``.item()``
+            returns; or, for some number of tokens or sequences, it calls other functions of PyTorch, gives other
+            values, or raises an error.
     """
     for fill in (0, 1):
         run = runs(kind, fill)

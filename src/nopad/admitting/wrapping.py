@@ -144,8 +144,8 @@ def _proven(small: Substitute, deep: Substitute, config: Any, make: MakeBase) ->
 
     Args:
         small: the copy that is judged and audited.
-        deep: a copy with all layers of the base. The wrapper's code is followed in this copy too, after the
-            configuration of the copy's base got the values of `config`.
+        deep: a copy with all layers of the base, if one could be built and run. The wrapper's code is followed in this
+            copy too, after the configuration of the copy's base got the values of `config`.
         config: the configuration of the wrapper's base.
         make: makes the base of a copy pack-safe, in place.
 

@@ -149,7 +149,7 @@ class Trial:
             return {n: v for n, v in named.items() if isinstance(v, Tensor) and v.is_floating_point() and v.dim() > 0}
 
     def batch(self, form: str, sequences: Sequence[Sequence[int]]) -> tuple[Mapping[str, Any], Places]:
-        """Build a batch of these sequences in one `form`; return it without labels, and where the sequences lie in it.
+        """Build a batch of these sequences in one `form`; return it, without labels, and the sequences' `Places` in it.
 
         With a collator, `form` is not used.
 
@@ -254,7 +254,7 @@ def _widest_row(model: Any) -> int:
 
 
 def fitted(value: Any, parameter: Tensor) -> Any:
-    """Return a tensor on the device of `parameter`, a parameter of the model; other values are returned as they are.
+    """Return the tensor `value` on the device of `parameter`, a parameter of the model; other values stay as they are.
 
     Tensors of floats, such as additive masks, are cast to the model's dtype. Finite values beyond the dtype's range
     become its largest or smallest value; infinity and NaN stay.

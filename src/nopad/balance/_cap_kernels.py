@@ -157,7 +157,9 @@ def _relieve(
     tokens_of: NDArray[Any],
     units_of: NDArray[Any],
 ) -> None:
-    """Lower the cost of the costliest rank: move its units to other ranks, or swap them with theirs, while that helps.
+    """Lower the cost of the costliest rank: move its units to other ranks, or swap them with units there.
+
+    This is repeated while it helps.
 
     No rank gets more than `cap` tokens or loses its last unit. This stops after about `most_looks` comparisons of pairs
     of units. It also stops when the highest cost of a rank is within 1 part in 4,096 of a lower bound. This bound is

@@ -280,7 +280,7 @@ class Measured(CostModel):
 def fingerprint(model: CostModel, longest: int) -> str:
     """Return a text: the class name of a cost model, and a digest of its costs at up to 1,024 lengths.
 
-    The lengths go from 1 to `longest`, and each is about the same multiple of the one before.
+    The lengths go from 1 to `longest`, evenly spaced on a logarithmic scale and rounded.
 
     Models of the same class name with equal costs at these lengths have equal fingerprints, in every process.
 

@@ -26,8 +26,8 @@ class Report:
 
     `least`, `most` and `mean` are costs, in the unit of the cost model; `waste`, `abr` and `floor` are fractions.
 
-    If ranks wait at each micro-step, each micro-step has its own cheapest and costliest rank. A step's `least`, `most`
-    and ``costliest`` are then sums over its micro-steps.
+    If ranks wait at each micro-step, each micro-step has its own cheapest and costliest rank. The costs of a step's
+    cheapest and costliest rank are then sums over its micro-steps.
 
     Attributes:
         steps: number of steps.

@@ -44,7 +44,7 @@ _ARROW_FLOATS = {"halffloat": np.float16, "float": np.float32, "double": np.floa
 def is_list(entry: Any) -> bool:
     """Return whether `entry` has a length: a list, or an array with at least one dimension.
 
-    Texts and bytes do not count, and nor does a nested tensor.
+    Texts, bytes and nested tensors do not count.
     """
     if getattr(entry, "is_nested", False) or _is_text(entry):
         return False
@@ -52,7 +52,10 @@ def is_list(entry: Any) -> bool:
 
 
 def _is_text(entry: Any) -> bool:
-    """Return whether `entry` is a text or bytes: one value, of whose bytes NumPy would make numbers."""
+    """Return whether `entry` is a text or bytes of any kind, and so one value.
+
+    NumPy would read some kinds of bytes, such as a bytearray, as lists of numbers.
+    """
     if isinstance(entry, str | bytes) or hasattr(entry, "as_buffer"):  # the latter are scalars of Arrow
         return True
     if isinstance(entry, list | tuple) or hasattr(entry, "dtype") or hasattr(entry, "typecode"):
@@ -64,15 +67,16 @@ def _is_text(entry: Any) -> bool:
 
 
 def readable(entry: Any, what: str) -> Any:
-    """Return an object that NumPy reads as it is meant: the only place that knows the kinds of objects users give.
+    """Return `entry` in a form that NumPy reads correctly; the error message calls it `what`.
 
-    Columns of pandas and polars become arrays without an index, and lists of Arrow its arrays. Other scalars of Arrow
-    become Python objects, floats become NumPy's of the same width, and bytes of any kind `bytes`. Sequences such as a
-    deque become lists. Other objects are returned unchanged. The error message calls the object `what`.
+    Only this function knows all kinds of objects that users pass. Columns of pandas and polars become arrays or lists,
+    without an index. Arrow's lists become arrays or lists, its floats become NumPy floats of the same width, and its
+    other scalars become Python objects. Bytes of any kind become `bytes`. Sequences such as a deque become lists. Other
+    objects are returned unchanged. The entries of lists are changed in the same way.
 
     Raises:
-        BatchError: the object has values that are masked or null; it is a nested tensor, which has several sequences;
-            or it cannot be read, such as a list that holds itself.
+        BatchError: `entry` has values that are masked or null; it is a nested tensor, which has several sequences; or
+            it cannot be read, such as a list that holds itself.
     """
     try:
         return _readable(entry, what)
@@ -136,20 +140,24 @@ def _from_arrow(scalar: Any, what: str) -> Any:
 
 
 def _is_arrow_list(scalar: Any) -> bool:
-    """Return whether `scalar` is a list of Arrow that is not null; the `values` of a struct are a method."""
+    """Return whether `scalar` is a list of Arrow that is not null.
+
+    A struct of Arrow has `values` too, but they are a method.
+    """
     return hasattr(getattr(scalar, "values", None), "type")
 
 
 def listed(given: Any, name: str, each: str = "sequence") -> Sequence[Any]:
     """Return `given`, or a list of its entries if it cannot be indexed, or is a nested tensor.
 
-    Columns of pandas and polars become arrays, in which entries are found by their place.
+    Columns of pandas and polars become arrays or lists, in which entries are found by their place.
 
     The error message uses `name`, the name of the argument, and `each`, the word for what an entry belongs to, such as
     "sequence".
 
     Raises:
-        BatchError: `given` is not a list, an array or another ordered iterable, such as a table; or it cannot be read.
+        BatchError: `given` is no list, array or other ordered iterable (texts, dicts, sets and tables are refused); or
+            it cannot be read.
     """
     unordered = isinstance(given, Mapping | Set) or _is_text(given) or hasattr(given, "columns")  # the last are tables
     if unordered or not hasattr(given, "__iter__") or isinstance(given, type) or getattr(given, "ndim", 1) == 0:
@@ -235,12 +243,13 @@ def single_values(given: Sequence[Any], name: str) -> NDArray[Any]:
     """Return n single values, one per sequence, as an array ``[n]``; error messages call the column `name`.
 
     Integers become int64, and Python floats and bfloat16 become float32; other floats keep their dtype. If dtypes of
-    floats differ, the result has the widest. If any value is a string, the result has dtype object and holds the values
-    as they are.
+    floats differ, the result has the widest. If any value is a string, bytes or a time in nanoseconds, the result has
+    dtype object and holds the values as they are. Callers check that no value is a list.
 
     Raises:
-        BatchError: a value is None, masked or null, or is not a single value; the first value is a number, and another
-            one is neither a number nor a string; or a number does not fit into int64 or float32.
+        BatchError: a value is None, masked or null, or a tensor of several values; a number does not fit into int64 or
+            float32; or, without strings, bytes and times in nanoseconds, the first value is a number and another one is
+            not, such as a date.
     """
     given = [readable(entry, f"{name} of sequence {n}") for n, entry in enumerate(given)]
     try:

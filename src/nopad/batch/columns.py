@@ -127,7 +127,7 @@ def from_columns(sequences: Sequences) -> tuple[Sequences, Records]:
 
             * there is no sequence, or there are no ``input_ids``
             * an integer does not fit into int64
-            * a column of Arrow has a null, or lists of different lengths
+            * a column of Arrow has a null, lists of different lengths, or lists of other values than numbers
             * there are both ``label`` and ``label_ids``, but no ``labels``
             * ``position_ids`` do not count from 0 in each sequence; or a column is called ``cu_seqlens``,
               ``sequence_ids`` or ``attention_mask``, which the batch computes
@@ -152,8 +152,8 @@ def _read(column: Any, name: str) -> NDArray[Any]:
     """Return a per-sequence column of `Sequences` as a NumPy array, with integers as int64.
 
     Raises:
-        BatchError: an integer does not fit into int64; or the column is of Arrow, and has a null, or lists of different
-            lengths.
+        BatchError: an integer does not fit into int64; or the column is of Arrow, and has a null, lists of different
+            lengths, or lists of other values than numbers.
     """
     if isinstance(column, np.ndarray):
         return wide(column, name)

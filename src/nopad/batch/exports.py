@@ -58,9 +58,10 @@ def flash_kwargs(batch: PackedBatch, *, seq_idx: bool) -> dict[str, Any]:
 def grain_arrays(batch: PackedBatch, fields: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, NDArray[Any]]:
     """Return the columns of a batch as NumPy arrays, under the names of Grain's packing; see `PackedBatch.as_grain`.
 
-    With each column per token, ``[R, L]``, come ``<column>_segment_ids`` and ``<column>_positions``, int32 ``[R, L]``.
-    A column that was set after the batch was made counts as one per token if it has this shape. `fields` are the items
-    of `batch`, by name. `names` maps names of its columns to new names.
+    With each column per token, ``[R, L]``, come ``<column>_segment_ids`` and ``<column>_positions``, int32 ``[R, L]``;
+    ``<column>`` is its new name. A column that was set after the batch was made counts as one per token if it has this
+    shape. `fields` are the items of `batch`, by name. `names` maps names of columns of the batch to new names; other
+    columns keep their names.
 
     Raises:
         BatchError: rows are filled end to end.

@@ -93,8 +93,8 @@ class Rows:
         packs: packs of the sequences, as `nopad.pack` returns them: each becomes a row. None: best-fit decreasing
             decides which sequences share a row, unless `end_to_end` is True.
         rows: number of rows; empty rows are added at the end to reach it. None: as many rows as the sequences take.
-        align: every sequence takes a multiple of this many slots, padded at its end; must divide the capacity. It is
-            for context parallelism, which needs 2 x its number of ranks, and for FP8 kernels.
+        align: every sequence takes a multiple of this many slots, padded at its end; `align` must divide the capacity.
+            It is for context parallelism, which needs 2 x its number of ranks, and for FP8 kernels.
             `Layout.cu_seqlens_padded` says where each sequence begins.
         end_to_end: whether every row is filled to its end, so that a sequence may go on in the next row (PopRT's fixed
             grid).
@@ -190,8 +190,8 @@ class Rows:
         `per_row` is the number of sequences in each row, int64 ``[rows]``.
 
         Raises:
-            LengthError: the sequences of a row take more slots than the capacity, a length is not an integer of at
-                least 1, or the rows have more than 2^31 - 1 slots in all.
+            LengthError: the sequences of a row take more slots than the capacity, a length is not an integer from 1 to
+                2^31 - 1, or the rows have more than 2^31 - 1 slots in all.
             OptionError: `depth`, `packs` or `end_to_end` is given, which would move sequences to other rows; there are
                 more rows than `rows`; or `per_row` does not add up to the number of sequences, or has a negative
                 number.

@@ -180,8 +180,8 @@ def columns_of_images(sequences: Sequences) -> tuple[Sequences, tuple[Pictured, 
 
     Raises:
         BatchError: images or videos are not arrays of numbers, have a wrong shape, or do not fit their grids; there are
-            grids or seconds without pixel values, or videos without grids; or those of two sequences cannot be
-            concatenated.
+            grids or seconds without pixel values, or videos without grids; or the images or videos of two sequences
+            cannot be concatenated.
     """
     names = [name for name in COLUMNS if name in sequences.values]
     if not names:
@@ -198,7 +198,8 @@ def take_images(features: Sequence[Mapping[str, Any]]) -> tuple[Sequence[Mapping
     A feature without these keys, or with None for them, has no image or video. The given features do not change.
 
     Returns:
-        The features without these keys; and a tuple with the images, then the videos, each only if a feature has some.
+        The features without these keys, and without those of `OTHERS`, whose values are all None; and a tuple with the
+        images, then the videos, each only if a feature has some.
 
     Raises:
         BatchError: one of these:
@@ -330,8 +331,8 @@ def _table(grids: Any) -> NDArray[Any]:
 def _array(value: Any, name: str, n: int) -> Any:
     """Return a torch tensor as it is, and any other value as a NumPy array.
 
-    The result is None if the value is None, or a list or array without elements. Python floats become float32. Error
-    messages name the column `name` and the index `n` of the feature.
+    The result is None if the value is None, or a list or NumPy array without elements. Python floats become float32.
+    Error messages name the column `name` and the index `n` of the feature.
 
     Raises:
         BatchError: the value is not an array of numbers, some are masked or null, or it holds a Python float beyond

@@ -95,12 +95,17 @@ class Items(MutableMapping[str, Any]):
 
         Raises:
             KeyError: the batch has none, since its tokens are vectors (`PackedBatch.from_embeddings`).
+            MissingExtraError: torch is not installed.
         """
         return self["input_ids"]
 
     @property
     def position_ids(self) -> Any:
-        """Position of each token in its sequence, from 0; 0 in padding; int64 torch tensor ``[R, L]``."""
+        """Position of each token in its sequence, from 0; 0 in padding; int64 torch tensor ``[R, L]``.
+
+        Raises:
+            MissingExtraError: torch is not installed.
+        """
         return self["position_ids"]
 
     @property

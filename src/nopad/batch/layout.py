@@ -146,7 +146,7 @@ class Layout:
         Args:
             seq_lengths: length of each sequence in tokens, in the order given; ``[S]``.
             width: slots per row.
-            rows: number of rows; None: as many as the tokens take.
+            rows: number of rows; None: as many as the tokens take, but at least 1.
 
         Raises:
             LengthError: the tokens take more than `rows` rows, a length is not an integer from 1 to 2^31 - 1, or the

@@ -224,7 +224,8 @@ class PackedBatch(Items):
     ) -> PackedBatch:
         """Build a batch of sequences in columns (`Sequences`), as a loader gathers them.
 
-        In the flat form, the batch may share memory with the arrays of `sequences`; building it does not change them.
+        The batch may share memory with the arrays of `sequences`: with those per sequence in every form, and with those
+        per token in the flat form. Building the batch does not change them.
 
         Args:
             sequences: the sequences; their columns ``seq_index``, ``seq_start`` and ``seq_source`` become the batch's
@@ -254,6 +255,7 @@ class PackedBatch(Items):
                 * `sequences` are not `Sequences`, hold no sequence, or have no ``input_ids``
                 * a column of ``sequences.tokens`` does not have one value per token
                 * an integer does not fit into int64
+                * a column of Arrow has a null, lists of different lengths, or lists of other values than numbers
                 * there are both ``label`` and ``label_ids``, but no ``labels``
                 * ``position_ids`` do not count from 0 in each sequence; or a column is called ``cu_seqlens``,
                   ``sequence_ids`` or ``attention_mask``, which the batch computes
@@ -486,9 +488,10 @@ class PackedBatch(Items):
 
         With each column ``[R, L]`` come two others, both int32 ``[R, L]`` and 0 in padding: ``<column>_segment_ids``,
         the number of each token's sequence within its row, from 1; and ``<column>_positions``, the position of each
-        token in its sequence, from 0. Other columns, such as those per sequence ``[S, ...]``, are returned alone.
-        ``position_ids`` and the mask are left out. Labels lie where their tokens lie, not shifted. In a stand-in
-        (`weight` 0), all segment ids are 0, as in padding. Columns in bfloat16 become float32. Torch is not imported.
+        token in its sequence, from 0. Here ``<column>`` is the new name of a column that has one. Other columns, such
+        as those per sequence ``[S, ...]``, are returned alone. ``position_ids`` and the mask are left out. Labels lie
+        where their tokens lie, not shifted. In a stand-in (`weight` 0), all segment ids are 0, as in padding. Columns
+        in bfloat16 become float32. Torch is not imported.
 
         Args:
             names: new names of columns, by their names in the batch, such as ``{"input_ids": "inputs"}``; columns that

@@ -136,8 +136,9 @@ def read_given(
         StorageError: the lengths cannot be saved.
         OptionError: `capacity` is None, and the histograms state different capacities; `capacity` is None, no input
             states one, and `apart` is False; histograms or files of lengths are given with another kind of input or
-            with corpus options; a histogram is given with `as_pairs`, `keep` or a `validation` above 0; or an option
-            has an invalid value.
+            with corpus options; a histogram is given with `as_pairs`, `keep` or a `validation` above 0; `validation` is
+            above 0, and several records may contain the same text (`Source.divisible`), as with `as_pairs`; or an
+            option has an invalid value.
         RecordError: `policies` do not allow a record; a CSV, TSV or JSON file is broken; or no record is left to plan
             for.
         SourceError: there is no such file, it holds no sequences, or `apart` is True and all are above the capacity.

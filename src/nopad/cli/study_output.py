@@ -44,7 +44,7 @@ def read_filled(file: Path) -> tuple[Histogram, int | None]:
 
 
 def print_notes(notes: Iterable[str]) -> None:
-    """Print notes on a table below it, as indented lines."""
+    """Print notes about the table above, each as an indented line."""
     screen = console()
     for note in notes:
         screen.print(f"  {note}", style="dim", markup=False, soft_wrap=True)

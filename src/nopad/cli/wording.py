@@ -166,8 +166,9 @@ def _shown(found: re.Match[str], verb: str) -> str:
 def _field(field: str, value: str | None) -> str:
     """Return a field of the configuration of `nopad train` with its value, as TOML, such as ``task.max_length = 512``.
 
-    `value` is a Python literal as text. If `value` is None, the result is only the name of the field. If it is the text
-    "None", the result is "no" and the name, as in ``no task.max_length``.
+    `value` is a Python literal as text, or several strings, such as ``"truncate" or "drop"``. If `value` is None, the
+    result is only the name of the field. If it is the text "None", the result is "no" and the name, as in ``no
+    task.max_length``.
     """
     if value is None:
         return field

@@ -28,7 +28,7 @@ BATCH_ROWS = 1 << 16  # at most; fewer where rows are long
 def checked(batch: pa.RecordBatch, schema: pa.Schema, place: str, row: int) -> pa.RecordBatch:
     """Validate those columns of a batch that `schema` names, and return a batch of these columns only.
 
-    In the result, dictionaries and string views are decoded.
+    In the result, columns of dictionaries and of string views are decoded; lists of these are not.
 
     Args:
         batch: the batch that was read; it may have other columns too.

@@ -279,7 +279,8 @@ class ChatEncoder:
     def _prefixed(self, chat: Conversation, whole: str, ends: Mapping[int, str], number: int) -> Answered:
         """Return a chat as one example; the learned tokens are those that each turn in `ends` adds to its prompt.
 
-        White space after the last special token of a turn is not learned.
+        The prompt of a turn is the text of the messages before it, with what asks for the turn. White space after the
+        last special token of a turn is not learned.
 
         `whole` is the text of the chat. `ends` maps the number of each learned turn to the text of the chat up to the
         turn's end. `number` is the record's number, for messages.

@@ -286,8 +286,8 @@ def _from_python(inputs: Any, options: ReaderOptions) -> Source | None:
     The result is None if `inputs` are not such objects; they must then be paths.
 
     Raises:
-        SourceError: `inputs` is a table, an array or another object that is no input, or mixes lists of ids with other
-            items; or a wanted column is missing or cannot be read.
+        SourceError: `inputs` is a table, an array or another object that is no input; its first item is a list of ids,
+            and a later one is not; or a wanted column is missing or cannot be read.
     """
     if hasattr(inputs, "with_format"):
         return DatasetSource(inputs, options)

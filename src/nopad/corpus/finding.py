@@ -84,7 +84,7 @@ class Suffixes:
         return replace(self, read=tuple(suffixes)) if suffixes else self
 
     def __str__(self) -> str:
-        """Return a text for messages that lists the suffixes of the files that are read, and which not from folders."""
+        """Return a text for messages that lists `read`, `named_only`, and the compressions that files may have."""
         lines = [suffix for suffix in self.read if suffix not in TABLE_SUFFIXES]
         also = f"; files of lines also with {' or '.join(COMPRESSIONS)}" if lines else ""
         alone = " or ".join(self.named_only)

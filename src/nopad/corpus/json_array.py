@@ -29,7 +29,10 @@ _SPACE = re.compile(r"[ \t\r\n]*")
 
 
 def is_array(file: InputFile) -> bool:
-    """Return whether a file holds a JSON array: whether its first character is ``[``, apart from white space."""
+    """Return whether a file holds a JSON array: whether its first character is ``[``.
+
+    A byte order mark and white space at the beginning do not count.
+    """
     first = b""
     for chunk in file.chunks(1 << 16):
         first += chunk

@@ -58,8 +58,9 @@ class DatasetSource(TableSource):
 
     Raises:
         SourceError: the dataset is a dict of splits, has a transform, which would not be applied, or has neither
-            features nor rows; a file that it maps is missing; or the columns are refused
-            (`nopad.corpus.selection.select`), for example because a wanted one is missing.
+            features nor rows; a file that it maps is missing, unreadable or cut short; the first rows of a dataset
+            without features cannot be read; or the columns are refused (`nopad.corpus.selection.select`), for example
+            because a wanted one is missing.
         OptionError: `rows` is not an integer of at least 1.
 
     >>> import datasets
@@ -134,8 +135,8 @@ def mapped_files(dataset: Any) -> tuple[InputFile, ...]:
 class _Guard:
     """Checks that files are unchanged: at each call if there are at most `_FEW` files, else only now and then.
 
-    One check costs some 10 µs per file, so that 1000 files at each batch took 35 times as long as reading it. Checks of
-    many files take at most a twentieth of the time.
+    One check costs some 10 µs per file, so that 1000 files at each batch took 35 times as long as reading the batch.
+    Checks of many files take at most a twentieth of the time.
 
     Attributes:
         files: the files.
@@ -175,9 +176,9 @@ def _copied(batch: pa.RecordBatch) -> pa.RecordBatch:
 def dataset_batches(dataset: Any, rows: int, name: str, files: Sequence[InputFile] = ()) -> Iterator[pa.RecordBatch]:
     """Yield batches of at most `rows` rows of a dataset in Arrow format (`as_arrow`); `name` is for messages.
 
-    `files` are those that the dataset maps (`mapped_files`). If they have changed, reading beyond the end of one would
-    end the process. So they are checked before and after each batch is copied. If there are more than 8 files, they are
-    checked before the first batch, after the last one, and only now and then between; a change may be noticed too late.
+    `files` are those that the dataset maps (`mapped_files`). If one was cut short, reading beyond its end would end the
+    process. So up to 8 files are checked before and after each batch is copied. More than 8 are checked before the
+    first batch, after the last one, and only now and then between; a change may then be noticed too late.
 
     Raises:
         SourceError: reading the dataset fails, perhaps in a function that the user passed to ``map``; or one of `files`
@@ -373,7 +374,7 @@ def _plain(value: Any) -> Any:
 
 
 def _sample(value: Any) -> Any:
-    """Return a value for which Arrow finds the type that a column of values like `value` has.
+    """Return a value from which Arrow can find the type of a column that holds `value`.
 
     An array of two or more dimensions is cut to its first element, as nested lists such as ``[[7]]``, and a text
     becomes "", since Arrow refuses one with a lone surrogate. Other values, empty arrays and arrays with one dimension
@@ -413,9 +414,9 @@ def to_batch(
 ) -> tuple[pa.RecordBatch, dict[int, str]]:
     """Turn dicts into a batch with the columns of `schema`; return the batch, and a dict of bad rows (index: reason).
 
-    A row is bad if it lacks a column, or has a value of a wrong type. In the batch, missing values and those of a wrong
-    type are null. With `selection`, a row is bad too if it has a column that the first rows lacked and that would have
-    been read. In the example, row 2 lacks the column and row 1 has a float.
+    A row is bad if it lacks a column, or has a value of a wrong type or a text with a lone surrogate. In the batch,
+    such values are null, and so are missing ones. With `selection`, a row is bad too if it has a column that the first
+    rows lacked and that would have been read. In the example, row 2 lacks the column and row 1 has a float.
 
     >>> batch, bad = to_batch([{"a": 1}, {"a": 0.5}, {}], pa.schema({"a": pa.int64()}))
     >>> batch.to_pydict(), bad

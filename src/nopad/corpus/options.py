@@ -65,13 +65,14 @@ class ReaderOptions:
         carry: names of columns that are packed along with the content. "auto": beside ready-made ids, all columns of
             numbers, booleans, strings, or lists of numbers or booleans; beside text, no column (but see `find_labels`).
         mask_field: name of the column that marks padding of ready-made ids with 0; "auto": ``attention_mask``,
-            unless it holds one number or boolean per record, or there is a `pad_id`; None: no column marks padding.
+            unless it holds only null, or one number or boolean per record, or there is a `pad_id`; None: no column
+            marks padding.
         pad_id: the id of padding tokens; runs of this id at both ends of a record are removed. None: no id marks
             padding.
         suffixes: suffixes of the files to read from folders. A file whose suffix is listed here, but unknown to nopad,
             is read as text. (): all files of known kinds are read.
         find_labels: whether a column of labels is looked for; only if `carry` is "auto". With text, the column
-            ``labels``, ``label`` or ``label_ids`` is packed along if it holds numbers. With ids, the column
+            ``labels``, ``label`` or ``label_ids`` is packed along if it holds numbers or booleans. With ids, the column
             ``assistant_masks`` (so called by transformers and TRL) becomes ``labels``: a label is the token's id where
             the column is 1, and -100 elsewhere. `nopad.pack_dataset` sets `find_labels` to True, and so does `nopad
             pack`, except for pre-training pairs.

@@ -56,7 +56,8 @@ class RecordFile(Source):
             record can be read; the type of a column cannot be packed; the column of labels is null in the first
             thousand records; the columns are refused for another reason (`nopad.corpus.selection.select`); or the input
             cannot be read.
-        RecordError: the input is broken in its first thousand records, so that nothing after that point can be read.
+        RecordError: the input is broken within the records that are read here, so that nothing after that point can be
+            read.
         FormatError: the input is a broken SQuAD file.
         OptionError: an option is given that has no effect together with the encoder, a column to carry is one that the
             encoder makes, or the encoder's tokenizer cannot encode the first records (`Encoder.check`).
@@ -175,11 +176,12 @@ def _check_columns(
 def _chosen(
     found: pa.Schema, options: ReaderOptions, encoder: Encoder | None, place: str
 ) -> tuple[pa.Schema, ReaderOptions, tuple[str, ...]]:
-    """Return the schema of what is packed, the options that choose its columns, and `Selection.new` with an encoder.
+    """Return ``(schema, options, late)``: the schema of what is packed, and the options that choose its columns.
 
-    `found` is the schema of the records. Without an encoder, `found` and `options` are returned as they are. With one,
-    the schema has the columns that the encoder makes, and those of the records that are packed along. `place` names the
-    input in messages.
+    `found` is the schema of the records, and `place` names the input in messages. Without an encoder, `found` and the
+    given `options` are returned as they are. With one, the schema has the columns that the encoder makes, and those of
+    the records that are packed along. `late` has the names of columns of labels that make a later record bad
+    (`Selection.new`); it is () without an encoder, or if no labels are looked for.
 
     Raises:
         OptionError: an option is given that has no effect beside the encoder, or a column to carry is one that the

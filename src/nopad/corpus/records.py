@@ -266,10 +266,13 @@ def within_document(run: Records) -> Iterator[Records | BadRecord]:
 def _without(run: Records, bad: Mapping[int, str]) -> Iterator[Records | BadRecord]:
     """Yield a run of records, with a bad record in place of each one whose index in the run is a key of `bad`.
 
-    The values of `bad` are the reasons. If the run has an `origin`, these are sequences, and several may be of one
-    record: the whole record is bad, once, for the reason of its first bad sequence. The records between bad ones are
-    yielded as separate runs. The first of them gets the counts of the whole run, and all records of its `origin` that
-    are not bad; a run without records gets them if every sequence is of a bad record.
+    The values of `bad` are the reasons. The records between bad ones are yielded as separate runs. The first of these
+    runs gets the `counts` of the whole run.
+
+    If the run has an `origin`, its entries are sequences, and several of them may be of one record. Then the whole
+    record is bad, once, for the reason of its first bad sequence. `Origin.of` of the first run yielded counts all
+    records that are not bad, and that of later runs is 0. If all entries are bad, an empty run is yielded at the end if
+    there are `counts` or records that are not bad.
     """
     counts, passed, last = run.counts, 0, None
     record = (np.arange(run.lines.size) if run.origin is None else run.origin.record).tolist()
@@ -290,7 +293,10 @@ def _without(run: Records, bad: Mapping[int, str]) -> Iterator[Records | BadReco
 
 
 def _origin(run: Records, begin: int, end: int, passed: int, of: int) -> Origin | None:
-    """Return the `Origin` of a part of a run: `passed` records were counted before it, and `of` are counted with it."""
+    """Return the `Origin` of the entries `begin` to `end` (exclusive) of a run; None if the run has no `origin`.
+
+    `passed` records were counted before these entries, and `of` records are counted with them.
+    """
     if run.origin is None:
         return None
     return Origin(record=run.origin.record[begin:end] - passed, start=run.origin.start[begin:end], of=of)

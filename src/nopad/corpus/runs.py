@@ -185,7 +185,7 @@ def arrow_runs(file: InputFile) -> Iterator[Run]:
 def opened_dataset(dataset: Any, name: str) -> Callable[[], Iterator[Run]]:
     """Return a function that yields the runs of a dataset (`dataset_runs`); `name` is for messages.
 
-    Each pass refuses the files that the dataset maps if they have changed since this call.
+    If a file that the dataset maps changes after this call, each later pass raises SourceError.
 
     Raises:
         SourceError: a file that the dataset maps is missing or unreadable.
@@ -196,7 +196,8 @@ def opened_dataset(dataset: Any, name: str) -> Callable[[], Iterator[Run]]:
 def dataset_runs(dataset: Any, name: str, rows: int = ROWS, files: Sequence[InputFile] = ()) -> Iterator[Run]:
     """Yield runs of at most `rows` rows of a `datasets.Dataset` or `datasets.IterableDataset`.
 
-    `name` is for messages. `files` are checked for changes while the dataset is read (`dataset_batches`).
+    `name` is for messages. `files` are the files that the dataset maps (`mapped_files`). They are checked for changes
+    while the dataset is read (`dataset_batches`).
 
     Raises:
         SourceError: the dataset has a transform, which would not be applied; reading it fails; or one of `files` has
@@ -260,7 +261,7 @@ def _python(one: pa.Scalar) -> Any:
 
 
 def _has_times(kind: pa.DataType) -> bool:
-    """Return whether a type is times of day in nanoseconds, or has them within it."""
+    """Return whether a type is times of day in nanoseconds, or is a list, map or struct that has them within it."""
     if pa.types.is_time64(kind):
         return bool(kind.unit == "ns")
     return any(_has_times(kind.field(at).type) for at in range(kind.num_fields))

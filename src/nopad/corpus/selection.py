@@ -46,9 +46,10 @@ class Selection:
         left_out: names of columns that are not read.
         known: names of the columns that later records may have: all columns of the table, except those that hold only
             null. ``attention_mask`` has a rule of its own: it is known if it is the mask, if the option `mask_field` is
-            not "auto", or if there is a `pad_id`. Otherwise its values might mark padding, and nobody would notice.
-        new: which columns make a later record bad if they are not among the `known` ones; None: every column.
-            ``attention_mask`` does so unless it holds one number or boolean, which marks no padding.
+            not "auto", or if the option `pad_id` is given. Otherwise its values might mark padding, and nobody would
+            notice.
+        new: names of columns that make a later record bad if it has them and they are not `known`; None: all columns
+            do. The method `unforeseen` says when a record has a column.
     """
 
     content: str
@@ -273,12 +274,12 @@ def _content(schema: pa.Schema, options: ReaderOptions, place: str) -> tuple[str
 def _mask(schema: pa.Schema, field: str, place: str) -> str | None:
     """Return the name of the column that marks padding; `field` is `ReaderOptions.mask_field`.
 
-    For "auto", it is ``attention_mask``, or None if there is no such column, or if it holds only null, or one number or
-    boolean per record, which marks no padding.
+    For "auto", the name is "attention_mask". The result is None if there is no such column, or if the column marks no
+    padding: it holds only null, or one number or boolean per record.
 
     Raises:
-        SourceError: the column occurs twice, or holds anything else than lists of numbers or booleans; or a named one
-            is missing.
+        SourceError: the column occurs twice, or holds anything else than lists of numbers or booleans; or `field` is
+            not "auto", and no column has this name.
     """
     name = MASK if field == "auto" else field
     if field == "auto" and name not in schema.names:
@@ -297,7 +298,7 @@ def _mask(schema: pa.Schema, field: str, place: str) -> str | None:
 
 
 def _asked(schema: pa.Schema, name: str, kind: Kind, content: str, place: str) -> Carried:
-    """Return a `Carried` that describes a column which the user named to be packed along with the content.
+    """Return a `Carried` that describes the column `name`, which must be packed along with the content.
 
     `kind` says whether the content is "text" or "ids"; `content` is its column. `place` names the table in messages.
 

@@ -12,7 +12,10 @@ A sentence ends
 After a mark of the first kind, a sentence does not end
 
 * before a lower-case letter: ``"Why?" he asked``, ``approx. five``;
-* inside a word: ``3.14``, ``nopad.plan``, ``example.com``;
+* inside a word: ``3.14``, ``nopad.plan``, ``example.com``.
+
+After a single full stop, it does not end in these cases either:
+
 * after a title or another abbreviation that never ends a sentence (``Dr.``, ``e.g.``);
 * after an abbreviation such as ``No.`` or ``Fig.``, if a number follows (``No. 5``);
 * after the number or letter of a list entry, at the beginning of a sentence (``1. First``, ``a. First``);

@@ -1,9 +1,9 @@
 """`Source`: the interface between a corpus and the code that reads it, as a stream of `Block`s.
 
 A block is a run of whole records, as raw bytes or as an Arrow table. Input is read and hashed block by block. A job
-that is resumed goes on after the last block of which it has saved the sequences. Decoding is lazy: the job reads and
-hashes the blocks up to that one again (0.6 GB/s), but decodes only later ones. The same input always gives the same
-blocks. A corpus need not fit in memory, but each block must (about 4 MiB for files, or one larger record).
+that is resumed goes on after the last block of which it has saved the sequences. It reads and hashes the blocks before
+that point again (0.6 GB/s), but does not decode them. The same input always gives the same blocks. A corpus need not
+fit in memory, but each block must (about 4 MiB for files, or one larger record).
 
 To add a source: subclass `Source`, write `blocks()`, and give each block a decoder whose result depends only on the
 block's data. `IterableSource` is the smallest example.
@@ -301,8 +301,8 @@ def located(sources: Sequence[Source], at: tuple[int, ...] = (0,)) -> Iterator[B
     source's `blocks_from` begins at the block. The argument `at` names, in the same form, the first block to yield;
     ``(number,)`` alone names the first block of that source.
 
-    A block without `Block.read` gets one, unless the source's `read_bytes` returns None: the number of bytes that were
-    read since the previous block of this source.
+    If the source's `read_bytes` returns a number, each block without a `Block.read` gets one: the number of bytes that
+    were read since the previous block of this source.
     """
     for number in range(at[0], len(sources)):
         inside = at[1:] if number == at[0] else ()

@@ -26,9 +26,9 @@ def read_squad(source: str | os.PathLike[str] | Mapping[str, Any]) -> list[dict[
 
     Returns:
         A dict per question, with the keys ``id``, ``title``, ``question``, ``context`` and ``answers``. The value of
-        ``answers`` is a dict of two lists of the same length, ``text`` and ``answer_start``; both are empty if the
-        question is impossible. The key ``answers`` is missing if the question has none in the file, as in test sets
-        whose answers are secret.
+        ``answers`` is a dict of two lists of the same length, ``text`` and ``answer_start``. Both are empty if the file
+        has an empty list of answers, as for impossible questions. If the file has no list ``answers`` for a question,
+        the dict lacks this key; so it is in test sets whose answers are secret.
 
     Raises:
         SourceError: the file cannot be read.

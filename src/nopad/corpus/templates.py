@@ -86,8 +86,8 @@ class Frame:
     def closed(self, ids: Sequence[int]) -> list[int]:
         """Return a text's ids with the special tokens that the tokenizer puts around a text.
 
-        If the tokenizer puts no special token after a text, the end-of-sequence token is added at the end, unless the
-        ids end with it already or the tokenizer has none.
+        If the tokenizer puts no special token after a text, the end-of-sequence token is added at the end. It is not
+        added if the ids end with it already, or if the tokenizer has none.
         """
         back = self.back or ([] if self.eos is None or (ids and ids[-1] == self.eos) else [self.eos])
         return [*self.front, *ids, *back]
@@ -136,7 +136,7 @@ class Template:
         Both are needed by `marks`: slow tokenizers cannot say which tokens are marked.
 
         Raises:
-            OptionError: the tokenizer has no chat template.
+            OptionError: the tokenizer is fast, and has no chat template.
         """
         return bool(self.tokenizer.is_fast and _MARKERS.search(self._source(chat)))
 

@@ -52,8 +52,8 @@ class TextFile(Source):
     def blocks_from(self, at: tuple[int, ...]) -> Iterator[Block]:
         """Yield the blocks from a given line on.
 
-        `at` is (offset of the line in bytes, in the decompressed content; its 1-based number). A file that is one
-        document has a single block, which is yielded whatever `at` is.
+        `at` is ``(offset, number)``: the line's offset in bytes in the decompressed content, and its 1-based number. A
+        file that is one document has a single block, which is yielded whatever `at` is.
         """
         file, path = self._file, str(self._file.path)
         if self._unit == "file":

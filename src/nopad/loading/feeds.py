@@ -1,9 +1,9 @@
 """Feeds list what a loader deals in an epoch: packs over stored tokens, sequences, groups, or rows of a packed dataset.
 
 The things dealt are called units. A feed lists the units of an epoch. It also gathers the sequences of given units, in
-columns. Packs over stored tokens ("virtual packs") are only an index: a plan is made once (for a mixture of sources, in
-every epoch), and in every epoch each sequence is dealt to one of the plan's packs, in O(sequences). So capacity, depth,
-algorithm and seed can change without writing tokens again.
+columns. Packs over stored tokens ("virtual packs") are only an index. A plan is made once; for a mixture of sources, it
+is made anew in every epoch. In every epoch, each sequence is dealt to one of the plan's packs, in O(sequences). So
+capacity, depth, algorithm and seed can change without writing tokens again.
 """
 
 from __future__ import annotations

@@ -31,8 +31,8 @@ IMAGES = Option(default=None, none=True, help="most images per pack")
 class PackedImages(SourceFeed):
     """Feed of packs of stored sequences with images; a pack has a limit on its tokens and one on its images.
 
-    The plan is the same in all epochs. Which of the sequences with equal numbers of tokens and of images go into which
-    pack is chosen anew in each epoch.
+    The plan is the same in all epochs. Sequences with equal numbers of tokens and of images can take each other's
+    places: each epoch chooses anew which of them go into which pack.
     """
 
     unit = "pack"
@@ -98,7 +98,8 @@ class PackedImages(SourceFeed):
     def units(self, epoch: int) -> Units:
         """Return the packs of an epoch.
 
-        Which of the sequences with equal numbers of tokens and of images go into which pack is chosen anew.
+        Sequences with equal numbers of tokens and of images can take each other's places: each epoch chooses anew which
+        of them go into which pack.
         """
         key = random.key(self.seed, random.STREAM_EPOCH, epoch)
         packs = self._plan.assign(self._sizes(), seed=key)[self.capacity, self._images]

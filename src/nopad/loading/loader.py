@@ -1,11 +1,11 @@
 """`PackedLoader`: from stored tokens, or a stream, to the batches of one rank.
 
-For stored tokens, every rank computes which units (packs or sequences) each step takes, and which rank gets which unit,
-from the lengths, the options and the number of the epoch alone. So every rank takes the same number of steps, and ranks
-communicate only before they iterate, to check that all have the same data, options and position. A state is a few
-integers and fingerprints. After a state is loaded, the loader gives the batches that were still to come; if the number
-of ranks has changed, it gives new batches of the sequences that were still to come. `nopad.loading.streams.reading`
-says how streams are read.
+For stored tokens, every rank computes which units (packs or sequences) each step takes, and which rank gets which unit.
+This depends only on the lengths, the options and the number of the epoch. So every rank takes the same number of steps,
+and ranks communicate only before they iterate, to check that all have the same data, options and position. A state is a
+few integers and fingerprints. After a state is loaded, the loader gives the batches that were still to come; if the
+number of ranks has changed, it gives new batches of the sequences that were still to come.
+`nopad.loading.streams.reading` says how streams are read.
 
 Cost: O(sequences) per epoch; O(units of a step) per step, on every rank; O(tokens) per batch. From the second epoch on,
 the units of an epoch are made in the background, while the previous epoch ends. Batches are built ahead in a thread
@@ -360,10 +360,10 @@ class PackedLoader:
     def load_state_dict(self, state: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
         """Set this loader to the position at which `state` was saved.
 
-        If this loader has the same numbers of ranks and nodes, the same size of a step (with `token_cap`) and the same
-        `balance` as the loader that was saved, its next batch is the one that would have come next. If any of these
-        differs, the epoch goes on with exactly those packs (or sequences, or groups) that the run has not seen yet. A
-        step that was taken only in part then counts as not seen, since its gradient was never applied.
+        If the numbers of ranks and nodes, the size of a step (with `token_cap`) and `balance` are those of the loader
+        that was saved, the next batch is the one that would have come next. If any of these differs, the epoch goes on
+        with exactly those packs (or sequences, or groups) that the run has not seen yet. A step that was taken only in
+        part then counts as not seen, since its gradient was never applied.
 
         For a stream, each rank loads the state that it saved itself; if the number of ranks changed, each rank loads a
         list of the states of all former ranks.
@@ -388,8 +388,9 @@ class PackedLoader:
                   the position was set, if torch.distributed is in use)
                 * another iteration of this loader began meanwhile, the loader was set to another position, or this
                   process is a fork of the one in which the iteration began
-                * the units of an epoch do not make a single step; or they do not make whole steps, or a stream ended in
-                  the middle of a step, and `last` is "refuse"
+                * the units of an epoch do not make a single step
+                * `last` is "refuse", and the units of an epoch do not make whole steps, or a stream ended in the middle
+                  of a step
                 * a stream holds text, and no `tokenizer` was given
                 * `collate` did not return a `PackedBatch` of at most `token_cap` tokens
             CorruptError, SourceError: the data changed since the loader was made, or a stream cannot be read.
@@ -416,8 +417,8 @@ class PackedLoader:
 
         Raises:
             MissingExtraError: torch is not installed.
-            OptionError: an option would change the batches or their order; `num_workers` is not an integer of at least
-                0; or the data are a stream, and `num_workers` is not 0.
+            OptionError: an option would change the batches or their order; `num_workers` is not an integer from 0 to
+                65,536; or the data are a stream, and `num_workers` is not 0.
         """
         try:
             from nopad.loading.torch import TorchLoader

@@ -95,8 +95,9 @@ class MixedTokens(Feed):
     def gather(self, taken: Taken) -> Sequences:
         """Return the sequences of the units in `taken`, unit after unit.
 
-        Their per-sequence columns include ``seq_source``, the index of each sequence's source in the mixture, and
-        ``seq_index``, the sequence's number within its source, unless the source has a column of this name.
+        Their per-sequence columns include ``seq_source`` and ``seq_index``. ``seq_source`` is the index of each
+        sequence's source in the mixture. ``seq_index`` is the source's column of that name if it has one, else the
+        sequence's number within its source.
 
         Raises:
             SourceError: the tokens changed since the sources were opened, or are damaged.

@@ -215,8 +215,8 @@ class Mixture:
 
         `numbers` are counted over all sources, as in `Chosen`. Per-token integers become int64. Columns of float64
         become float32, unless their source is `exact` (its arrays are the user's own). ``seq_source`` is the index of
-        each sequence's source in `names`. ``seq_index`` is the sequence's number within its source, unless the source
-        has a column of this name.
+        each sequence's source in `names`. ``seq_index`` is the source's column of that name if it has one, else the
+        sequence's number within its source.
 
         Raises:
             SourceError: the tokens changed since the sources were opened, or are damaged.
@@ -239,6 +239,7 @@ class Mixture:
     def _parts(self, numbers: NDArray[np.int64], of: NDArray[np.int64]) -> Iterator[Sequences]:
         """Yield one `Sequences`, with ``seq_index``, for each source that has some of the sequences in `numbers`.
 
+        ``seq_index`` is the source's column of that name if it has one, else the sequence's number within its source.
         `of` is the index of each sequence's source. The sequences of a source are in the order of `numbers`.
         """
         for place in np.unique(of).tolist():

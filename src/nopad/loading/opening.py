@@ -42,7 +42,8 @@ def open_feed(
     Raises:
         OptionError: one of these:
 
-            * there is no `capacity`, `unpacked` is False, and `data` is not a packed dataset, or is an index-only one
+            * stored rows are to be dealt (no `capacity`, `unpacked` is False), and `data` is not a packed dataset that
+              holds its tokens
             * options of a plan are given, and nothing is planned
             * `together` is not "rank", and there are no groups
             * `unpacked` is True, and `together` is "pack" or the groups differ in size

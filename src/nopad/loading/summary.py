@@ -48,7 +48,7 @@ class Summary:
         notes: further lines of the summary, such as what each source of a mixture gives.
         too_long: (number, tokens) of each sequence that alone costs over 10 % more than the mean cost of a rank in the
             same step (in the same micro-step, if ranks wait there). The longest comes first. No balance can even these
-            out, only context parallelism. Only measured steps without empty places count.
+            out, only context parallelism. Only measured steps count, without the last one if it lacks units (`empty`).
         longest: number of tokens of the longest sequence in the data.
     """
 
@@ -220,7 +220,7 @@ class _Wait(NamedTuple):
         floor: a lower bound on the waste, however the sequences are dealt (`nopad.balance.floor`). The waste is how far
             the cost of the costliest rank is above the mean cost of the ranks, as a fraction of this mean.
         too_long: numbers of the sequences that alone cost over 10 % more than the mean cost of a rank; int64 ``[k]``.
-            It is empty for a step with empty places.
+            It is empty for a last step that lacks units (`Summary.empty`).
     """
 
     ranks: NDArray[np.int64]

@@ -164,7 +164,7 @@ def gathered(mine: Tensor, group: Any = None) -> tuple[Tensor, Tensor]:
     """Gather the rows ``[n, ...]`` of all ranks, in the order of ranks, without gradients.
 
     Returns all rows, ``[N, ...]``, and the number of each row's rank, int64 ``[N]``. Without a process group of several
-    ranks, the rows are `mine` itself, and their rank is 0. Every rank must call this function.
+    ranks, the rows are `mine` itself (with gradients), and their rank is 0. Every rank must call this function.
     """
     if not _ranks(group):
         return mine, mine.new_zeros(mine.shape[0], dtype=torch.long)

@@ -156,8 +156,10 @@ def _check_layer(module: nn.Module, heads: Heads, others: dict[str, Any]) -> Non
 def slides(module: nn.Module) -> bool:
     """Return whether a layer attends within a window, by its own attributes, else by its configuration.
 
-    A layer knows its number among the layers with which it was built, and some may have been removed since. So where
-    `nopad.model.windows` has compared the layer's attributes with those of its place, they count, not the number.
+    The configuration lists a kind for each layer number. A layer keeps its number when layers before it are removed, so
+    the number may be wrong. That is why the layer's attributes come first: `nopad.model.windows` has compared them with
+    those that the layer's place requires. The attribute `sliding_window` counts only in transformers' own classes. If
+    the list is too short for the number, the result is True if any kind in the list has a window.
     """
     kinds, layer = getattr(getattr(module, "config", None), "layer_types", None), getattr(module, "layer_idx", None)
     said = module.__dict__

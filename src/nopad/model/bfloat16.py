@@ -120,13 +120,13 @@ class Bfloat16Linear(Scoped, nn.Linear):
 def fused(model: Any) -> Any:
     """Replace plain bfloat16 linear layers inside a model by `Bfloat16Linear`, in place, and return the model.
 
-    A linear layer is plain if its class is `torch.nn.Linear` itself and it has no hooks. Where possible, the activation
-    after a layer is fused into it: the layer then computes the activation as well. This is tried in each module whose
-    class transformers defines, if the module has no hooks, and holds nothing but replaced layers, one activation and
-    dropout. Its layers are tried one after the other. The activation is fused into the first layer with which the
-    module gives the same results as before, up to rounding. If there is no such layer, the activation stays a module of
-    its own. A layer that several modules share stays shared, unless an activation is fused into it in only some of
-    them.
+    A linear layer is plain if its class is `torch.nn.Linear` itself and it has no hooks, other than harmless ones of
+    nopad (`is_hooked`). Where possible, the activation after a layer is fused into it: the layer then computes the
+    activation as well. This is tried in each module whose class transformers defines, if the module has no such hooks,
+    and holds nothing but replaced layers, one activation and perhaps dropout. Its layers are tried one after the other.
+    The activation is fused into the first layer with which the module gives the same results as before, up to rounding.
+    If there is no such layer, the activation stays a module of its own. A layer that several modules share stays
+    shared, unless an activation is fused into it in only some of them.
     """
 
     def faster(layer: Any) -> Bfloat16Linear | None:

@@ -189,7 +189,7 @@ def predicts_next(model: Any, examples: Sequence[Example]) -> bool:
     If `shifts_labels` is True, or the class is one of transformers, the answer is that of `shifts_labels`. Otherwise, a
     copy of the model computes the loss of an example, once with and once without the first label. The answer is True if
     the loss is the same, since a model that shifts labels does not use the first one. If no example has enough labels
-    for this, or if the copy fails, the answer is False.
+    for this, or if the copy fails or gives no loss, the answer is False.
     """
     known = shifts_labels(model)
     if known or type(_named(model)).__module__.startswith("transformers."):

@@ -82,7 +82,10 @@ class Micro:
         return [None if at is None else int(at[0]) // self.shape[1] for at in self.places]
 
     def before(self) -> list[int | None]:
-        """Return, for each sequence, the index of the one that begins in its row and ends right before it, or None."""
+        """Return, for each sequence, the index of the sequence that begins in the same row and ends right before it.
+
+        An entry is None if there is no such sequence.
+        """
         found: list[int | None] = [None] * len(self.places)
         rows = self.rows()
         for one, next_one in pairwise(self.in_order):
@@ -296,6 +299,8 @@ def _made(
     example: Example, at: Places | None, begin: int, batch: Mapping[str, Any], flat: NDArray[Any]
 ) -> Example | None:
     """Return an example with the tokens that it has in the batch, and with the batch's labels if they are per token.
+
+    An example with labels of its own that are not per token keeps these.
 
     `at` are the sequence's places in `flat`, the token ids of all rows. `begin` is the index in `example` of the first
     token that the collator kept. If the sequence is not in the batch (`at` is None), the result is None.

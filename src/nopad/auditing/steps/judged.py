@@ -242,9 +242,10 @@ def _in_own_dtype(
 ) -> None:
     """Add to `plan` the checks of the step in the model's own dtype, and a note if autocast widens their limit.
 
-    `right` holds the results of the sequences alone: first in float64, then in the model's dtype. `step` holds the loss
-    of each micro-batch, and the differences of each module's gradients between the step and the sequences alone, both
-    in the model's dtype. `exact` is the PyTorch mode in which the step ran; it has recorded the casts of autocast.
+    `right` holds the results of the sequences alone: first in float64, then in the model's dtype. `step` holds results
+    of the step in the model's dtype. These are the loss of each micro-batch, and how far each module's gradients differ
+    from those of the sequences alone in this dtype. `exact` is the PyTorch mode in which the step ran; it has recorded
+    the casts of autocast.
     """
     truth, single = right
     losses, modules = step

@@ -219,7 +219,8 @@ def moved(batch: Any, parameter: Tensor) -> Any:
 def made_of(functions: Sequence[Any], ranks: int, accumulation: int) -> str:
     """Return a description of a step: its functions, and the numbers of its ranks and micro-batches.
 
-    An entry of `functions` is a function or class, which is described by its name, or a text.
+    An entry of `functions` may be a text. A function or class is described by its name, any other object by the name of
+    its class.
     """
     names = [one if isinstance(one, str) else str(getattr(one, "__name__", type(one).__name__)) for one in functions]
     times = f"{ranks} rank{'s' * (ranks > 1)} x {accumulation} micro-batch{'es' * (accumulation > 1)}"

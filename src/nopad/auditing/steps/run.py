@@ -66,9 +66,9 @@ def audit_step(
             itself is left unchanged.
         alone: ``alone(model, inputs)`` returns the right losses of one sequence's labelled items, ``[n]``, if the
             model's own loss does not give them. `inputs` are those columns of the example that the model's forward
-            method takes, as tensors ``[1, ...]`` (images: as the processor gives them). If the loss is a sum of means,
-            `alone` returns a tuple with one tensor ``[n]`` per mean. None: for a nopad trainer, the function of its
-            objective if it has one; else the model's own loss.
+            method takes, as tensors ``[1, ...]`` (images: as the processor gives them). ``use_cache`` is added as False
+            if the model knows it. If the loss is a sum of means, `alone` returns a tuple with one tensor ``[n]`` per
+            mean. None: for a nopad trainer, the function of its objective if it has one; else the model's own loss.
         accumulation: number of micro-batches on each rank; None: the trainer's, or 2 without a trainer.
         ranks: number of ranks, up to 64; 1: nothing is simulated.
         per: which mean is right: "token": over all labelled items of the step; "sequence": over the items of each
@@ -80,10 +80,11 @@ def audit_step(
         A `nopad.auditing.StepVerdict`. An exception in the model, collator, loss or trainer is reported in it.
 
     Raises:
-        OptionError: arguments contradict each other or are out of range, there are too few sequences, no sequence has a
-            label, a dict holds several sequences (``seq_lengths``), no parameter of the model is trained, a copy of the
-            model trains the model itself (for example through a hook), the trainer runs on several processes, or its
-            data have too few batches or do not say which sequence an image is of.
+        OptionError: arguments are missing, of a wrong type, out of range or contradict each other, there are too few or
+            too many sequences, no sequence has a label, a dict holds several sequences (``seq_lengths``), no parameter
+            of the model is trained, a copy of the model trains the model itself (for example through a hook), the
+            trainer runs on several processes, or its data have too few batches or do not say which sequence an image is
+            of.
         BatchError: a sequence is not a dict with ``input_ids``, the model gives no loss for a sequence alone, or
             `alone` returns something other than losses.
         LengthError: a sequence has no tokens, or the ``seq_lengths`` of a dict do not add up to its number of tokens.
@@ -216,8 +217,8 @@ def _check_given(model: Any, sequences: Any, functions: Mapping[str, Any]) -> No
     `functions` has the arguments that must be functions or None, such as `collate`, by name.
 
     Raises:
-        OptionError: there is no model or no sequences, there are too many sequences, or one of these or of `functions`
-            is of a wrong type.
+        OptionError: the model or the sequences are missing or of a wrong type, the model has no parameters, there are
+            more than 4096 sequences, or one of `functions` cannot be called.
     """
     if model is None or sequences is None:
         raise OptionError("give a model and sequences, or a trainer")

@@ -140,8 +140,8 @@ def _differs(micro: Micro, name: str, value: Tensor, single: list[dict[str, Tens
 
     `value` is the output in the step, and `single` has the modules' outputs for each sequence alone, by name. Outputs
     differ if their largest difference, relative to the largest value alone, is above `limit`. A finding is also
-    returned if the module gives one result per row instead of one per sequence. If there is neither, or the output
-    cannot be compared, the result is None.
+    returned if the module gives one result for a sequence alone, but in the step another number of results than there
+    are sequences, such as one per row. If there is neither, or the output cannot be compared, the result is None.
     """
     there = [number for number, seen in enumerate(single) if name in seen]
     if not there or micro.shape is None:

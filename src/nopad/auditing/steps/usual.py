@@ -23,7 +23,7 @@ class Counted:
         border: loss of its first token's label if the preceding sequence predicts this label; None: there is no such
             label or sequence, or the loss cannot be computed.
         tokens: number of its tokens.
-        slots: number of slots (tokens and padding) of its row, if it is the first sequence of the row; otherwise 0.
+        slots: number of slots (tokens and padding) of its row, for one sequence of each row; 0 for the others.
         rank, micro, row: numbers of its rank, micro-batch and row.
     """
 

@@ -265,9 +265,9 @@ class _Traced:
         return [(sequence, [token]) for sequence, token in pairs]
 
     def _open(self, number: int) -> tuple[list[int], float]:
-        """Return which tokens of sequence `number` may be poisoned, and the change of other sequences if all these are.
+        """Return the tokens of sequence `number` that may be poisoned, and how far other sequences change if all are.
 
-        This change is 0 if it is within the limit of rounding. All tokens may be poisoned if the collator's layout of
+        The change is 0 if it is within the limit of rounding. All tokens may be poisoned if the collator's layout of
         the batch does not depend on them. Otherwise all but the last may be, if the layout does not depend on these;
         and otherwise all but the first and the last. In this last case, a sequence of up to 3 tokens has none.
         """

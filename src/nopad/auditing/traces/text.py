@@ -79,7 +79,8 @@ def _fitted(trace: Trace, margin: int, width: int | None) -> tuple[list[_Block],
     """Return ``(blocks, size)``: the sequences as blocks of cells, and the number of characters of a cell (1 or 2).
 
     A cell has one token if the line then fits into `width`; otherwise several tokens of a sequence share a cell, as few
-    as possible. `margin` is the number of characters before the first block, `width` the most characters of a line
+    as possible. A cell of one token has 2 characters if the line then still fits (into 120 characters if `width` is
+    None), else 1. `margin` is the number of characters before the first block, `width` the most characters of a line
     (None: no limit).
 
     Raises:

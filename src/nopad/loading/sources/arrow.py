@@ -110,10 +110,10 @@ class ArrowTokens(TokenSource):
     """The rows of a table, one sequence each. Columns of numbers or booleans, or of lists of these, are read.
 
     Raises:
-        SourceError: there is no column of ids; a wanted column is missing, is used twice or has a type that cannot be
-            read; the table is a packed dataset; a column that is used holds nulls; a list is not as long as its row's
-            ids; the lists or their memory are damaged; no row has a token; or `options` would change tokens (by
-            ``pad_id``, or by labels made from ``assistant_masks``).
+        SourceError: there is no column of ids; `nopad.corpus.selection.select` refuses the columns, for example because
+            a wanted one is missing; the table is a packed dataset; a column that is used holds nulls; a list is not as
+            long as its row's ids; the lists or their memory are damaged; no row has a token; or `options` would change
+            tokens (by ``pad_id``, or by labels made from ``assistant_masks``).
         LengthError: a row has no token, and `empty` is "refuse".
         OptionError: `empty` is neither "refuse" nor "skip".
     """

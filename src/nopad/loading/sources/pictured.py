@@ -128,6 +128,9 @@ class PicturedTokens(TokenSource):
         It covers the tokens (as `TokenSource.fingerprint` does), the numbers of images and of videos, and all grids and
         seconds. It also covers the pixel values of at most 64 sequences with images, spread evenly from the first to
         the last, and of at most 64 with videos.
+
+        Raises:
+            SourceError: a record has fewer or more pixel values than when it was opened, or is gone.
         """
         if self._fingerprint is None:
             digest = hashlib.sha256(f"nopad images 1\0{self._tokens.fingerprint}\0".encode())

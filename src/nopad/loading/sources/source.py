@@ -216,6 +216,9 @@ class TokenSource(ABC):
         first, the last (however long these are), and others spread evenly, as many as fit into 4 million tokens. So a
         changed length is always detected, and a changed token or value only in the sequences covered. `gather` and
         `check_unchanged` detect writes while the source is open.
+
+        Raises:
+            SourceError, PlanMismatchError: the sequences cannot be read, as in `gather`.
         """
         if self._fingerprint is None:
             digest = hashlib.sha256(f"nopad tokens 1\0{len(self)}\0".encode())

@@ -152,7 +152,7 @@ def _write_columns(parts: Iterable[Sequences], folder: Path, name: str) -> list[
     ``file`` name, ``dtype`` and ``size`` (number of values).
 
     Raises:
-        SourceError: there is no sequence; the message calls the source `name`.
+        SourceError: `parts` is empty; the message calls the source `name`.
     """
     columns: dict[tuple[str, str], _Column] = {}
     end = 0

@@ -22,7 +22,7 @@ class Left:
 
     Attributes:
         world_size: number of ranks of that deal.
-        count: the rank to which that deal gives its next record: the first one that the present run has not dealt yet.
+        count: the rank to which that deal gives the next record, the first that the present run has not dealt yet.
         reached: for each rank, the number of the first record that it had not read; `world_size` integers.
     """
 
@@ -40,7 +40,8 @@ class Deal:
     Attributes:
         world_size, rank: the number of ranks, and the rank whose records `take` returns.
         count: the rank that gets the next record that is not skipped.
-        before: former deals in which some rank had already come past the next record, the oldest first.
+        before: former deals, the oldest first; each is dropped when the next record is beyond all that its ranks had
+            read.
 
     >>> deal = Deal(world_size=2, rank=1)
     >>> mine, deal = deal.take(0, 5)

@@ -77,7 +77,7 @@ def _cross_mask(cross: Cross) -> Tensor:
     keep = queries.ids[:, :, None] == keys.ids[:, None, :]
     if not bool(((keep.any(-1)) | (queries.ids == 0)).all()):
         raise BatchError(_NOT_TOGETHER)
-    keep |= (~keep.any(-1))[:, :, None]  # padding sees everything, since softmax over no score gives NaN
+    keep |= (~keep.any(-1))[:, :, None]  # else padding may see nothing, and softmax gives NaN
     return keep[:, None]
 
 

@@ -38,8 +38,9 @@ _lock = new_lock()
 def takes(query: Tensor, key: Tensor, value: Tensor, heads: Heads) -> bool:
     """Return whether `tiled` can compute this attention, and is at least 1.1 times as fast as PyTorch's kernel.
 
-    It can compute attention in inference on a CPU, in float32 or bfloat16, without gradients, autocast or compilation,
-    and outside of PyTorch's modes and `torch.func` transforms. `query` and `value` must have heads of the same size.
+    It can compute attention of plain tensors on a CPU, in float32 or bfloat16, without gradients, autocast, compilation
+    or tracing. No `torch.func` transform and no `TorchDispatchMode` or `TorchFunctionMode` may be active, except
+    `fast_linear` and ``with torch.device(...)``. `query` and `value` must have heads of the same size.
     `heads` may only set the scale and causality: with a window, dropout, position bias, softcap or sinks, the result is
     False. It is False too if PyTorch uses more than 2 threads (`MOST_THREADS`).
     """

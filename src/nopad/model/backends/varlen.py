@@ -67,6 +67,9 @@ def automatic(query: Tensor, key: Tensor, value: Tensor, placed: Placement | Cro
     """Compute attention by `varlen`, or by `segments` if the kernel cannot compute it; return ``[R, L, H, D]``.
 
     `lacking` decides which of the two is used.
+
+    Raises:
+        BatchError: `segments` is used, and does not support the batch or the settings in `heads`.
     """
     query, key, value = _cast(query, key, value)
     backend = varlen if lacking(query, value, placed, heads) is None else segments
