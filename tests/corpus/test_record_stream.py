@@ -39,6 +39,13 @@ def test_times_of_day_keep_their_nanoseconds(column, tmp_path):
     assert pa.array([record["t"] for record in records], column.type).equals(column)
 
 
+def test_times_of_day_in_dictionaries_keep_their_nanoseconds(tmp_path):
+    table = pa.table({"t": pa.StructArray.from_arrays([TIMES.dictionary_encode()], ["a"])})
+    with pa.ipc.new_file(tmp_path / "a.arrow", table.schema) as file:
+        file.write_table(table)
+    assert [record["t"]["a"].value for record in open_records(tmp_path / "a.arrow")] == [1, 2, 3]
+
+
 def test_chats_may_have_times_of_day(tmp_path):
     """Each message was a scalar of Arrow, in which no chat was found, so that all were bad records."""
     told = {"role": ["user", "assistant", "user"], "content": ["why", "so", None], "at": TIMES}

@@ -251,6 +251,8 @@ def _python(one: pa.Scalar) -> Any:
         return one.as_py()
     if not one.is_valid:
         return None
+    if isinstance(one, pa.DictionaryScalar | pa.RunEndEncodedScalar):
+        return _python(one.value)
     if isinstance(one, pa.MapScalar):
         return [(_python(pair[0]), _python(pair[1])) for pair in one.values]
     if isinstance(one, pa.ListScalar):
@@ -261,9 +263,11 @@ def _python(one: pa.Scalar) -> Any:
 
 
 def _has_times(kind: pa.DataType) -> bool:
-    """Return whether a type is times of day in nanoseconds, or is a list, map or struct that has them within it."""
+    """Return whether a type is times of day in nanoseconds, or has them within it, as a list or dictionary."""
     if pa.types.is_time64(kind):
         return bool(kind.unit == "ns")
+    if pa.types.is_dictionary(kind):
+        return _has_times(kind.value_type)
     return any(_has_times(kind.field(at).type) for at in range(kind.num_fields))
 
 
