@@ -175,8 +175,34 @@ def test_a_schedule_begins_where_the_loader_stands():
     resumed.load_state_dict(steps.state_dict())
     assert (resumed.before, resumed.total) == (2 * given.summary().steps, 4 * given.summary().steps)
     assert CountedLR(optimizer, Schedule(counts="sequences", total=5), given).seen == 0
+    over = CountedLR(optimizer, Schedule(counts="tokens"), given, epochs=1)
     with pytest.raises(OptionError, match="the schedule has 0 tokens, and needs at least 1"):
-        CountedLR(optimizer, Schedule(counts="tokens"), given, epochs=1)
+        [over.step() for _ in given]
+
+
+@pytest.mark.parametrize("counts", ["sequences", "tokens", "steps"])
+def test_a_run_goes_on_from_any_step_though_less_is_left_than_its_warm_up(counts):
+    def begun():
+        given, optimizer = loader(), torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.5)
+        return given, optimizer
+
+    schedule = Schedule(counts=counts, warmup=3 if counts == "steps" else 15)
+    given, optimizer = begun()
+    whole_run, states = CountedLR(optimizer, schedule, given, epochs=1), []
+    for _ in given:
+        optimizer.step()
+        whole_run.step()
+        states.append((given.state_dict(), optimizer.state_dict(), whole_run.state_dict(), whole_run.get_last_lr()))
+    for of_loader, of_optimizer, state, rates in states:
+        given, optimizer = begun()
+        given.load_state_dict(of_loader)
+        again = CountedLR(optimizer, schedule, given, epochs=1)
+        optimizer.load_state_dict(of_optimizer)
+        again.load_state_dict(state)
+        assert (again.total, again.seen, again.get_last_lr()) == (whole_run.total, state["seen"], rates)
+        for _ in given:
+            again.step()
+        assert again.get_last_lr() == whole_run.get_last_lr()
 
 
 def test_another_length_of_training_is_taken_and_another_count_refused():

@@ -44,7 +44,9 @@ class CountedLR(LRScheduler):
 
     Raises:
         OptionError: the length of training is not known, below 1, or shorter than the warm-up; or sequences or tokens
-            are counted without a loader, or with a stream on several ranks, where each rank knows only its own part.
+            are counted without a loader, or with a stream on several ranks, where each rank knows only its own part. If
+            the loader has given batches already, and too few are left for the warm-up, ``step()`` raises it: a state
+            that is loaded before may have another length.
 
     >>> import nopad, torch
     >>> from nopad.training import CountedLR, Schedule
@@ -85,7 +87,7 @@ class CountedLR(LRScheduler):
         self._from_first = schedule.total is None and steps is None  # epochs are counted from the loader's first epoch
         self.total = self._whole - self._begun * self._from_first
         self.before: int | None = None
-        schedule.checked(self.total)
+        schedule.checked(self._whole)  # not what is left: a state may follow, with the length of which that is the end
         super().__init__(optimizer)
 
     def _seen_by(self, loader: PackedLoader) -> int:
@@ -119,9 +121,10 @@ class CountedLR(LRScheduler):
         """Return the learning rate of each parameter group, given what was seen so far.
 
         Raises:
-            OptionError: as for `seen`.
+            OptionError: as for `seen`; or what the loader had left when the schedule began is shorter than the warm-up.
         """
-        ratio = self.schedule.ratio(self.seen, self.total)
+        seen = self.seen
+        ratio = self.schedule.ratio(seen, self.total if seen else self._whole)  # the same at the beginning
         return [base * ratio for base in self.base_lrs]
 
     def state_dict(self) -> dict[str, Any]:
