@@ -24,6 +24,7 @@ from nopad.errors import UnsupportedModelError
 SEQUENCES = [[5, 6, 7, 8], [9], [10, 11, 12]]
 POOLS = False
 OPTIONS = {"pools": False}
+halves = None  # a variable of a script, of which the code below reads only an attribute of the same name
 
 
 def whether():
@@ -189,9 +190,10 @@ def test_a_change_by_which_code_decides_is_refused(name, way, monkeypatch):
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_what_a_proof_holds_for_may_change(name):
+def test_what_a_proof_holds_for_may_change(name, monkeypatch):
     model = made(name)
     packs_and_alone(model)
+    monkeypatch.setattr(sys.modules[__name__], "halves", 0.5)
     decider(model).steps = 5  # which no forward method reads
     decider(model).losses.append(0.5)
     type(decider(model)).other = 3

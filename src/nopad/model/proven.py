@@ -132,8 +132,9 @@ class Proven:
             self.code.append((kind, self._kept({name: vars(kind).get(name) for name in names})))
         files: dict[int, tuple[Any, Held]] = {}
         for one in _reached(run):
-            known = files.setdefault(id(one.__globals__), (one.__globals__, {}))[1]
-            known |= self._kept({name: one.__globals__[name] for name in _names(one.__code__) & one.__globals__.keys()})
+            place = one.__globals__
+            known = files.setdefault(id(place), (place, {}))[1]
+            known |= self._kept({name: place[name] for name in _globals(one.__code__) & place.keys()})
         self.code += files.values()
 
     def _of_module(self, module: nn.Module) -> Held:
@@ -220,6 +221,23 @@ def _names(code: CodeType) -> frozenset[str]:
     read = (one for one in dis.get_instructions(code) if one.opname.startswith("LOAD_") and one.argval in code.co_names)
     found = {one.argval for one in read} | set(_strings(code.co_consts))
     return frozenset(found.union(*(_names(one) for one in code.co_consts if isinstance(one, CodeType))))
+
+
+def _globals(code: CodeType) -> frozenset[str]:
+    """Return the names of globals that a function's code may read; functions that are defined in it count too.
+
+    A variable of a script may have the name of an attribute, and may change. Code that may find globals by a string,
+    with ``globals()`` or ``sys.modules``, may read each that it names.
+    """
+    names = _names(code)
+    if not names.isdisjoint(_BY_STRING):
+        return names
+    read = (one.argval for one in dis.get_instructions(code) if one.opname in _LOADS)
+    return frozenset(read).union(*(_globals(one) for one in code.co_consts if isinstance(one, CodeType)))
+
+
+_LOADS = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS")
+_BY_STRING = ("globals", "vars", "eval", "exec", "modules", "__dict__", "__globals__", "import_module", "__import__")
 
 
 def _strings(constants: Iterable[Any]) -> Iterator[str]:
