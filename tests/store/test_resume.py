@@ -109,7 +109,7 @@ def test_one_job_at_a_time(tmp_path, source, pack, interrupt, tree):
         fcntl.flock(lock, fcntl.LOCK_EX)
         with pytest.raises(OutputBusyError) as caught:
             pack(source, out)
-    assert str(caught.value) == f"another process is packing into {out}; wait for it, or choose another folder"
+    assert str(caught.value) == f"another process is writing to {out}; wait for it, or choose another folder"
     assert tree(out) == before
     pack(source, out)
 
@@ -161,6 +161,27 @@ def test_a_lock_whose_folder_is_being_removed_does_not_count(tmp_path, source, p
         real(lock, how)
 
     monkeypatch.setattr(workspace.fcntl, "flock", steal)
+    with pytest.raises(OutputBusyError):
+        pack(source, tmp_path / "out")
+
+
+def test_a_work_folder_that_is_being_removed(tmp_path, source, pack, interrupt):
+    """The folder was said to lack its job.json, and to have to be deleted."""
+    interrupt(source, tmp_path / "out", match="plan.json")
+    with open(tmp_path / "out" / ".work" / "lock") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        (tmp_path / "out" / ".work" / "job.json").unlink()
+        with pytest.raises(OutputBusyError):
+            pack(source, tmp_path / "out")
+
+
+def test_a_work_folder_that_was_just_removed(tmp_path, source, pack, monkeypatch):
+    def gone(path, *how, real=os.open):
+        if path == tmp_path / "out" / ".work" / "lock":
+            path.parent.rmdir()
+        return real(path, *how)
+
+    monkeypatch.setattr(workspace.os, "open", gone)
     with pytest.raises(OutputBusyError):
         pack(source, tmp_path / "out")
 

@@ -39,6 +39,14 @@ def half(tmp_path, groups):
     return tmp_path
 
 
+def test_a_file_that_is_gone(half):
+    spool = Spool(half)
+    spool.finish()
+    (half / "lengths.bin").unlink()
+    with pytest.raises(StorageError, match=r"failed while reading .*/lengths.bin: No such file or directory"):
+        spool.sequences(split=True)
+
+
 def test_progress_lines():
     sources, files = {"a": Counts(records=4)}, {"tokens": (12, "cd")}
     progress = Progress(blocks=3, chain="ab", last="ä", consumed_bytes=9, sources=sources, files=files, complete=True)

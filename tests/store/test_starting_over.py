@@ -12,9 +12,10 @@ import pytest
 
 import nopad
 from nopad.corpus import IterableSource
-from nopad.errors import InterruptedJobError, OutputBusyError, OutputExistsError, RecordError, StorageError
+from nopad.errors import FormatError, InterruptedJobError, OutputBusyError, OutputExistsError, RecordError, StorageError
 from nopad.store import starting_over
 from nopad.store.starting_over import DATASET, LOCK, MOVING, NEW, replaced
+from nopad.store.workspace import JOB, WORK, Workspace
 
 
 @pytest.fixture
@@ -232,6 +233,76 @@ def test_a_second_call_leaves_the_first_alone_at_every_step(
     again(source, old)
     assert len(refused) >= 8
     assert tree(old) == wanted
+
+
+@pytest.mark.parametrize("halves", [{}, {"validation": 0.2}], ids=["one", "halves"])
+def test_a_job_in_the_folder_is_refused_at_every_step(
+    tmp_path, source, again, interrupt, pack, wanted, tree, monkeypatch, halves
+):
+    """It was resumed, and lost its files while it worked; or the other call took the job's files for the user's."""
+    out, refused = tmp_path / "out", []
+    interrupt(source, out, match="plan.json", capacity=20, **halves)
+
+    def job(looks):
+        with monkeypatch.context() as patch:
+            if not looks:  # it did before the other call began
+                patch.setattr(Workspace, "_holds_something_else", lambda self: False)
+            with pytest.raises(OutputBusyError) as caught:
+                pack(source, out, capacity=20, **halves)
+        assert str(caught.value) == f"another process is writing to {out}; wait for it, or choose another folder"
+        refused.append(looks)
+
+    def watched(real):
+        def step(*args):
+            job(looks=False)
+            if (out / WORK / JOB).is_file():
+                job(looks=True)
+            made = real(*args)
+            if not (out / "nopad.json").exists():  # the new output is complete
+                job(looks=False)
+            return made
+
+        return step
+
+    for name in ("_made", "_remove", "_move"):
+        monkeypatch.setattr(starting_over, name, watched(getattr(starting_over, name)))
+    again(source, out)
+    assert (len(refused) > 10, True in refused) == (True, True)
+    assert tree(out) == wanted
+
+
+def test_a_job_that_looked_before_a_call_ended_is_refused_after_it(old, source, again, pack, monkeypatch, tree):
+    """It would have written beside the new output."""
+    again(source, old, validation=0.2)
+    before = sorted(old.rglob("*"))
+    looks = iter([False])
+    real = Workspace._holds_something_else
+    monkeypatch.setattr(Workspace, "_holds_something_else", lambda self: next(looks, True) and real(self))
+    with pytest.raises(OutputBusyError):
+        pack(source, old)
+    assert sorted(old.rglob("*")) == before
+
+
+def test_a_reused_dataset_leaves_the_lock_of_a_call_that_replaces_it(tmp_path, old, source, again, pack, make_records):
+    def make(place):
+        lock = (old / WORK / "lock").stat()
+        pack(IterableSource(make_records(20, seed=1)), old)
+        assert (old / WORK / "lock").stat() == lock
+        return pack(source, place)
+
+    replaced(old, DATASET, make)
+    assert not (old / WORK).exists()
+
+
+def test_two_datasets_are_not_unfinished_while_they_are_replaced(old, source, again, pack):
+    again(source, old, validation=0.2)
+
+    def make(place):
+        with pytest.raises(FormatError, match="holds two datasets; open"):
+            nopad.open_packed(old)
+        return pack(source, place)
+
+    replaced(old, DATASET, make)
 
 
 def test_a_lock_that_a_kill_left_is_no_lock(old, source, again, wanted, tree):

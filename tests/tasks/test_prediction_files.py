@@ -21,10 +21,12 @@ from nopad.errors import (
     InterruptedJobError,
     LengthError,
     OptionError,
+    OutputBusyError,
     OutputExistsError,
     RecordError,
     ResumeError,
 )
+from nopad.store.starting_over import PREDICTIONS, replaced
 from nopad.tasks import Embedding, Regression, SeveralLabels, predict, predict_files, prediction_files
 from nopad.tasks.prediction_files import MANIFEST
 
@@ -185,6 +187,31 @@ def test_what_was_done_is_not_done_again(tmp_path, given, run, whole):
     assert sum(one for one in seen if isinstance(one, int)) == COUNT - 40
     assert ("predicting", COUNT - 40) in seen
     assert (out / "part-00000.parquet").stat().st_mtime_ns == before
+    assert content(out) == content(whole)
+
+
+def test_a_job_is_refused_while_its_predictions_are_replaced(tmp_path, given, run, whole):
+    """Its next part was written over one of the new predictions."""
+    out = tmp_path / "out"
+
+    class Stop:
+        def stage(self, name, total, unit):
+            pass
+
+        def advance(self, units, tokens=0):
+            raise KeyboardInterrupt
+
+    with pytest.raises(InterruptedJobError):
+        run(given, out, Stop())
+
+    def make(place):
+        if place == out:
+            raise ResumeError("other settings")
+        with pytest.raises(OutputBusyError, match="another process is writing to"):
+            run(given, out)
+        shutil.copytree(whole, place, dirs_exist_ok=True)
+
+    replaced(out, PREDICTIONS, make)
     assert content(out) == content(whole)
 
 

@@ -143,8 +143,8 @@ class Builder:
     ) -> Manifest:
         """Move the finished files to the dataset folder, write plan and manifest there, and return the manifest.
 
-        The work folder is then removed. `made` is the plan, `layout` says which packs are in which shard, and `shards`
-        describes the data files. `known` has the fields of the manifest that do not depend on the packs, by name.
+        `made` is the plan, `layout` says which packs are in which shard, and `shards` describes the data files. `known`
+        has the fields of the manifest that do not depend on the packs, by name.
         """
         from nopad.store import _kernels
 
@@ -168,5 +168,4 @@ class Builder:
         self.workspace.move_into_place(sorted({shard.file.split("/")[0] for shard in shards}))
         made.save(self.workspace.out / PLAN)
         manifest.save(self.workspace.out)
-        self.workspace.clear()
         return manifest

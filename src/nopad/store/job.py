@@ -113,11 +113,15 @@ def pack_corpus(
     check_divisible(source, packing.validation)
     job = _Job(workspace, source, corpus, tokenizer, packing, index_only, monitor or Silent())
     if job.is_finished():
-        return job.finished()
+        manifest = job.finished()
+        workspace.tidy()
+        return manifest
     with workspace.claim(job.settings(), source):
         try:
             # Checked again: another process may have finished the job before we got the lock.
-            return job.finished() if job.is_finished() else job.run(commit_every_s)
+            manifest = job.finished() if job.is_finished() else job.run(commit_every_s)
+            workspace.clear()
+            return manifest
         except KeyboardInterrupt as error:
             raise InterruptedJobError(
                 f"stopped; what is done is kept in {workspace.work}: run the same command again to go on"
@@ -184,7 +188,7 @@ class _Job:
         return all(self.workspace.half(split).has_manifest() for split in self.splits)
 
     def finished(self) -> Manifest:
-        """Check the job's finished datasets, remove the work folder, and return the first dataset's manifest.
+        """Check the job's finished datasets, and return the first dataset's manifest.
 
         All datasets of the job must be finished. The check is that their files are undamaged, and that this job would
         write the same datasets.
@@ -198,7 +202,6 @@ class _Job:
         manifests = [
             self.workspace.half(split).finished(self.settings(split), self.fingerprint) for split in self.splits
         ]
-        self.workspace.clear()
         return manifests[0]
 
     @cached_property
@@ -253,7 +256,6 @@ class _Job:
         counts = {name: progress.sources.get(name, Counts()) for name in self.source.names}
         chosen = self._choose(columns, counts)
         manifests = [self._build(split, progress, *chosen[split]) for split in self.splits]
-        self.workspace.clear()
         return manifests[0]
 
     def _choose(

@@ -248,6 +248,9 @@ class Spool:
         Only two things are in memory: the offset at which each sequence begins (8 bytes per sequence), and per-sequence
         columns of booleans. `split` says whether several sequences were made of some record; if so, the column
         ``seq_start`` is included.
+
+        Raises:
+            StorageError: a file cannot be read.
         """
         arrays = {name: self._map(name) for name in self._layout}
         begin = np.zeros(arrays["lengths"].size, dtype=np.int64)
@@ -270,7 +273,8 @@ class Spool:
         size = self.progress.files[name][0] // dtype.itemsize
         if not size:  # an empty file, such as that of a column without any text, cannot be mapped
             return np.empty(0, dtype=dtype)
-        return np.memmap(self._path(name), dtype=dtype, mode="r", shape=(size,))
+        with storage_errors("reading", self._path(name)):
+            return np.memmap(self._path(name), dtype=dtype, mode="r", shape=(size,))
 
     def _path(self, name: str) -> Path:
         return self._folder / f"{name}.bin"

@@ -35,7 +35,7 @@ Made = TypeVar("Made")
 # The names that a job leaves in its folder
 NEW = ".replacing"  # subfolder of the old output, into which the new output is written
 MOVING = ".moving"  # the same, once the old output is removed
-LOCK = ".replacing.lock"  # held from the first look into the folder until the new output is in its place
+LOCK = ".replacing.lock"  # keeps out other calls with --force until the new output is in its place
 RESULTS = "_predictions.json"
 WHOLE = (MANIFEST, RESULTS)  # a folder with one of these files is complete
 _WORKING = rf"{re.escape(NEW)}|{re.escape(MOVING)}|{re.escape(LOCK)}|{re.escape(WORK)}"
@@ -91,18 +91,27 @@ def replaced(out: Path, names: re.Pattern[str], make: Callable[[Path], Made]) ->
 def _replaced(out: Path, make: Callable[[Path], Made]) -> Made:
     """Do what `replaced` does, for a folder `out` that already holds output or a job.
 
-    The caller holds the folder's lock (`_alone`).
+    The caller keeps other calls with ``--force`` out (`_alone`). All other calls are kept out here, by
+    `Workspace.locked`, or by `make` while it works in `out` itself.
     """
     new, moving = out / NEW, out / MOVING
-    with storage_errors("replacing", out):
-        for folder in (out, new):
-            _refuse_busy(folder)
+    with Workspace(out).locked(), storage_errors("replacing", out):
         moved = moving.is_dir()
         if moved:
             _move(moving, out)
     if moved or not (new.is_dir() or _is_whole(out)):
         with suppress(*_OTHER_WORK):
             return make(out)
+    with Workspace(out).locked():
+        return _remade(out, make)
+
+
+def _remade(out: Path, make: Callable[[Path], Made]) -> Made:
+    """Call `make` with the subfolder ``.replacing`` of `out`, and put the new output in place of the old.
+
+    The result is that of `make`. The caller holds both locks of the folder `out` (`_alone` and `Workspace.locked`).
+    """
+    new, moving = out / NEW, out / MOVING
     with storage_errors("replacing", out):
         before = _entries(out)
     try:
@@ -126,8 +135,8 @@ def _replaced(out: Path, make: Callable[[Path], Made]) -> Made:
         for folder in (*split_folders(out), out):
             for name in WHOLE:
                 _remove(folder / name)  # first, so that no folder seems complete
-        for path in out.iterdir():
-            if path.name not in (NEW, LOCK):
+        for path in (*out.iterdir(), *(out / WORK).iterdir(), new / WORK):
+            if path not in (new, out / LOCK, out / WORK, out / WORK / "lock"):
                 _remove(path)
         fsync_path(out)
         os.replace(new, moving)  # from here on, all that is in `out` is new
@@ -138,9 +147,9 @@ def _replaced(out: Path, make: Callable[[Path], Made]) -> Made:
 
 @contextmanager
 def _alone(out: Path) -> Iterator[None]:
-    """Hold the folder's lock in a ``with`` block; the system frees it if the process ends.
+    """Keep other calls with ``--force`` out of a folder in a ``with`` block; the system ends this if the process ends.
 
-    Without it, a second call could remove the files that the first one is just moving into their place.
+    Without this, a second call could remove the files that the first one is just moving into their place.
 
     Raises:
         OutputBusyError: another process holds the lock.
@@ -275,11 +284,6 @@ def check_made(out: Path, names: re.Pattern[str]) -> None:
             )
     if not (begun or _is_whole(out)):
         raise OutputExistsError(f"{out} holds no job of nopad; choose another folder")
-
-
-def _refuse_busy(out: Path) -> None:
-    if is_held(out / WORK / "lock"):
-        raise OutputBusyError(f"another process is writing to {out}; wait for it, or choose another folder")
 
 
 def is_held(path: Path) -> bool:

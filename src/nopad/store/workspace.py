@@ -4,10 +4,10 @@ It finds out which job the folder belongs to, which of the job's files are finis
 job that writes predictions has a `Workspace`, too (`nopad.tasks.prediction_files`).
 
 ``OUT/.work/job.json`` says which job a folder belongs to, by the job's settings and the files of its source. A folder
-that belongs to another job, or has content and belongs to no job, is refused. A lock keeps two processes from working
-in one folder. When the plan or a shard is finished, a journal line records its checksum; a resumed run uses the
-finished files that have not changed, and makes the others again. ``job.json`` and the lines of the journal include
-checksums of themselves.
+that belongs to another job, or has content and belongs to no job, is refused. A lock, ``OUT/.work/lock``, keeps two
+calls from working in one folder. When the plan or a shard is finished, a journal line records its checksum; a resumed
+run uses the finished files that have not changed, and makes the others again. ``job.json`` and the lines of the journal
+include checksums of themselves.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol
 
-from nopad.errors import CorruptError, OptionError, OutputBusyError, OutputExistsError, ResumeError
+from nopad.errors import CorruptError, OptionError, OutputBusyError, OutputExistsError, ResumeError, StorageError
 from nopad.files import PARTIAL_SUFFIX, fsync_path, sha256_file, storage_errors, write_atomic
 from nopad.notation import from_json
 from nopad.seal import sealed, sealed_line, sealed_lines, unsealed
@@ -69,7 +69,7 @@ class Workspace:
         """Return the manifest of the finished dataset, after checking that this job would write the same dataset.
 
         `settings` are the manifest fields that the job knows beforehand; all but ``tool_versions`` must be equal.
-        `fingerprint` is that of the job's source. The work folder, which a kill may have left, is removed.
+        `fingerprint` is that of the job's source.
 
         Raises:
             OutputExistsError: the dataset was made with other settings or from another source.
@@ -92,12 +92,11 @@ class Workspace:
             path = self.out / name
             if not holds(path, digest):
                 raise CorruptError(f"{path} is missing or damaged; delete {self.out} to pack again")
-        self.clear()  # a job killed after writing its manifest leaves its work folder
         return manifest
 
     @contextmanager
     def claim(self, settings: Mapping[str, Any], source: Inventoried) -> Iterator[None]:
-        """For a ``with`` block, lock the work folder, which is created if it does not exist.
+        """For a ``with`` block, lock the output folder (`locked`).
 
         If the folder holds an unfinished job, it must be this one: with the same `settings` (manifest fields that are
         known before the source is read) and the same files of the `source`. If it holds none, the settings and the list
@@ -105,7 +104,7 @@ class Workspace:
 
         Raises:
             OutputExistsError: `out` is a file, or is not empty and holds no unfinished job.
-            OutputBusyError: another process works in the folder.
+            OutputBusyError: another call works in the folder, or has just ended.
             StorageError: the work folder cannot be created or written to.
             ResumeError: the unfinished job has other settings or source files, or its ``job.json`` is missing or
                 damaged.
@@ -113,17 +112,44 @@ class Workspace:
         if self._holds_something_else():
             raise OutputExistsError(f"{self.out} already holds something else; choose a new or empty folder")
         started = {"settings": dict(settings), "inventory": [list(entry) for entry in source.inventory()]}
-        with storage_errors("creating", self.work):
-            self.work.mkdir(parents=True, exist_ok=True)
-            lock = os.open(self.work / "lock", os.O_RDWR | os.O_CREAT)
-        try:
-            self._lock(lock)
+        with self.locked():
+            if self._holds_something_else():  # it came between the first look and the lock
+                raise self._busy()
             job_file = self.work / JOB
             if job_file.exists():
                 self._check_same_job(job_file, from_json(json.dumps(started)))
             else:
                 write_atomic(job_file, (json.dumps(sealed(started), indent=2) + "\n").encode())
             yield
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """For a ``with`` block, keep all other calls from writing to `out`; the system ends this if the process ends.
+
+        Whoever changes what is in `out` holds this lock: a job, a call with ``--force``, and a clean-up. It is on the
+        file ``lock`` in the work folder. Only its holder may remove this file. The block's end removes it if nothing
+        else is in the work folder.
+
+        Raises:
+            OutputBusyError: another call holds the lock, or has just removed the work folder.
+            StorageError: the work folder cannot be created or written to, or the file system has no locks.
+        """
+        path = self.work / "lock"
+        with storage_errors("creating", self.work):
+            self.work.mkdir(parents=True, exist_ok=True)
+            try:
+                lock = os.open(path, os.O_RDWR | os.O_CREAT)
+            except FileNotFoundError as error:
+                raise self._busy() from error
+        try:
+            self._lock(lock)
+            try:
+                yield
+            finally:
+                with suppress(OSError):
+                    if os.fstat(lock).st_nlink and [*self.work.iterdir()] == [path]:
+                        path.unlink()
+                        self.work.rmdir()
         finally:
             os.close(lock)
 
@@ -213,8 +239,14 @@ class Workspace:
             fsync_path(self.out)
 
     def clear(self) -> None:
-        """Remove the work folder, which a finished dataset no longer needs."""
+        """Remove the work folder, which a finished dataset no longer needs; the caller holds the lock (`locked`)."""
         shutil.rmtree(self.work, ignore_errors=True)
+
+    def tidy(self) -> None:
+        """Remove the work folder that a kill has left beside a finished dataset, unless another call is using it."""
+        if self.work.is_dir():
+            with suppress(OutputBusyError, StorageError), self.locked():
+                self.clear()
 
     def is_unused(self) -> bool:
         """Return whether `out` is missing, is empty, or holds nothing but a work folder in which no job has begun.
@@ -237,31 +269,34 @@ class Workspace:
 
         Raises:
             ResumeError: `out` holds an unfinished job without its ``job.json``.
+            OutputBusyError: the same, and another call holds the lock.
         """
         if (self.work / JOB).is_file() or self.is_unused():
             return False
         if self.work.is_dir() and self._inside() > {"lock"}:
-            raise ResumeError(f"{self.work / JOB} is missing, which says what job this is; {_start_over(self.out)}")
+            with self.locked():  # else another call is just removing it
+                raise ResumeError(f"{self.work / JOB} is missing, which says what job this is; {_start_over(self.out)}")
         return True
 
     def _lock(self, lock: int) -> None:
-        """Lock the work folder; `lock` is the descriptor of its open lock file.
+        """Lock the output folder; `lock` is the descriptor of its open lock file.
 
         Raises:
-            OutputBusyError: another process holds the lock, or has just removed the work folder.
+            OutputBusyError: another call holds the lock, or has just removed the work folder.
             StorageError: the file system has no locks.
         """
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if not os.fstat(lock).st_nlink:
-                raise BlockingIOError  # the other process has just removed its work folder
+                raise BlockingIOError  # the other call has just removed its work folder
         except BlockingIOError as error:
-            raise OutputBusyError(
-                f"another process is packing into {self.out}; wait for it, or choose another folder"
-            ) from error
+            raise self._busy() from error
         except OSError:
             with storage_errors("locking", self.work):
                 raise
+
+    def _busy(self) -> OutputBusyError:
+        return OutputBusyError(f"another process is writing to {self.out}; wait for it, or choose another folder")
 
     def _check_same_job(self, job_file: Path, started: Mapping[str, Any]) -> None:
         """Refuse to resume a job that was started with other settings or files.

@@ -154,10 +154,14 @@ def predict_files(
     sizes = BATCH_RECORDS.check("batch_records", batch_records), PART_RECORDS.check("part_records", part_records)
     job = _Job(workspace, predictor, records, dict(keep or {}), sizes, monitor or Silent())
     if (workspace.out / MANIFEST).exists():
-        return job.finished()
+        made = job.finished()
+        workspace.tidy()
+        return made
     with workspace.claim(job.settings, records):
         try:
-            return job.finished() if (workspace.out / MANIFEST).exists() else job.run()
+            made = job.finished() if (workspace.out / MANIFEST).exists() else job.run()
+            workspace.clear()
+            return made
         except KeyboardInterrupt as error:
             raise InterruptedJobError(
                 f"stopped; the parts in {workspace.out} are whole: run the same command again to go on"
@@ -209,7 +213,7 @@ class _Job:
         """Return the folder's finished predictions, after checking that this call would make the same ones.
 
         Options (except `fast`), model, tokenizer and input must be those with which the predictions were made; versions
-        of packages may differ. Working files that the job has left are removed.
+        of packages may differ.
 
         Raises:
             OutputExistsError: the predictions were made with other settings, or from another input.
@@ -235,7 +239,6 @@ class _Job:
         for file, digest in parts:
             if not holds(out / file, digest):
                 raise CorruptError(f"{out / file} is missing or damaged; delete {out} to predict again")
-        self.workspace.clear()
         return _made(out, manifest)
 
     @cached_property
@@ -337,7 +340,6 @@ class _Job:
             "parts": [{name: part[name] for name in ("file", "records", "sha256")} for part in parts],
         }
         write_atomic(self.workspace.out / MANIFEST, (json.dumps(sealed(manifest), indent=2) + "\n").encode())
-        self.workspace.clear()
         return _made(self.workspace.out, manifest)
 
     def _fingerprint(self) -> str:
