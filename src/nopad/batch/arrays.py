@@ -223,7 +223,7 @@ def _is_arrow_list(scalar: Any) -> bool:
 
 
 def listed(given: Any, name: str, each: str = "sequence") -> Sequence[Any]:
-    """Return the entries of `given`, in order, as they are: a list or tuple, or an array of NumPy.
+    """Return the entries of `given`, in order, as they are, in a list or tuple.
 
     Entries of a nested tensor are its tensors. The error message uses `name`, the name of the argument, and `each`, the
     word for what an entry belongs to, such as "sequence".
@@ -241,7 +241,7 @@ def listed(given: Any, name: str, each: str = "sequence") -> Sequence[Any]:
         if getattr(given, "is_nested", False):  # it has no length
             return list(given.unbind())
         given = _of_tensor(given, name) if hasattr(given, "detach") else _unlabelled(given)
-        return given if isinstance(given, list | tuple | np.ndarray) else list(given)
+        return given if isinstance(given, list | tuple) else list(given)
     except BatchError:
         raise
     except Exception as error:  # the object's own code may raise anything
