@@ -9,6 +9,8 @@ import pickle
 import warnings
 
 import numpy as np
+import pandas as pd
+import pyarrow as pa
 import pytest
 from tests.tasks import templates
 from tests.tasks.templates import chat
@@ -390,3 +392,35 @@ def test_no_warning_where_nothing_is_left_out():
 def test_an_output_that_no_file_system_has():
     with pytest.raises(nopad.errors.OptionError, match="this name has a character NUL"):
         nopad.pack_dataset([[1, 2]], 8, output="a\0b")
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [
+        pd.array([1, None], dtype="Float64"),
+        pd.Categorical([1, None]),
+        pd.Index([1, None], dtype="Float64"),
+        pa.array([1.0, None]),
+        np.ma.array([1.0, 2.0], mask=[0, 1]),
+    ],
+    ids=lambda labels: type(labels).__name__,
+)
+def test_values_that_are_missing_in_arrays_are_no_numbers(labels):
+    """They became NaN."""
+    records = [{"input_ids": [5, 6], "labels": [1.0, 2.0]}, {"input_ids": [5, 6], "labels": labels}]
+    with pytest.raises(RecordError, match="row 2: 'labels' is "):
+        nopad.pack_dataset(records, 8)
+
+
+def test_pairs_that_are_bad_do_not_count_as_truncated(tmp_path):
+    label = [0, None, 1, 2]
+    texts = ["is it red ?", "is it red ? " * 20, "yes", "it is red . " * 20]
+    records = [{"a": text, "b": "yes", "label": one} for text, one in zip(texts, label, strict=True)]
+    how = {"text_pair": ("a", "b"), "tokenizer": tokenizer(), "over_long": "truncate", "on_bad_record": "skip"}
+    packed, good = (
+        nopad.pack_dataset(part, 16, output=tmp_path / str(number), **how).manifest.counts
+        for number, part in enumerate((records, [one for one in records if one["label"] is not None]))
+    )
+    assert packed["truncated"] == good["truncated"] == 1
+    assert packed["truncated_tokens"] == good["truncated_tokens"]
+    assert packed["bad_skipped"] == 1

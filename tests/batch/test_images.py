@@ -165,7 +165,7 @@ REFUSED = {
     "ragged": ({"pixel_values": [[1.0], [1.0, 2.0]]}, "pixel_values of feature 1 are no array of numbers"),
     "of gradients": (
         {"pixel_values": [torch.ones(1, requires_grad=True)]},
-        "pixel_values of feature 1 are no array of numbers",
+        "pixel_values of feature 1 is no list of numbers or single value .*requires grad",
     ),
     "a list that holds itself": ({"pixel_values": ITSELF}, "pixel_values of feature 1 is no list of numbers"),
     "rows": (

@@ -296,9 +296,13 @@ def test_flash_arguments():
             (
                 lambda entry=entry: PackedBatch.from_sequences([[1, 2], entry]),
                 BatchError,
-                "input_ids of sequence 1 has 0 dimensions; expected one, with a value per token",
+                f"input_ids of sequence 1 {says}",
             )
-            for entry in (b"ab", {5: 1, 6: 2}, {5, 6})
+            for entry, says in (
+                (b"ab", "has 0 dimensions; expected one, with a value per token"),
+                ({5: 1, 6: 2}, "is of type dict; expected a list of numbers or a single value"),
+                ({5, 6}, "is of type set; expected a list of numbers or a single value"),
+            )
         ),
         (
             lambda: PackedBatch.from_sequences([[1, 2]], columns={"cu_seqlens": [3]}),
@@ -562,7 +566,7 @@ def test_positions_that_the_layout_gives_may_be_given():
     [
         ({"a": [None, 1]}, r"column 'a' has no value \(None\) for sequence 0; give one to each, or leave it out"),
         ({"a": [["x"], ["y"]]}, "a of sequence 0 is of <U1; expected numbers: leave this column out"),
-        ({"a": [[None], [1]]}, "a of sequence 0 is of object; expected numbers"),
+        ({"a": [[None], [1]]}, "a of sequence 0 has values that are masked or null"),
         ({"a": [[[1], [2, 3]], [1]]}, "a of sequence 0 is no list of numbers"),
         ({"a": [torch.ones(1, requires_grad=True), [1]]}, "a of sequence 0 is no list of numbers"),
         ({"a": [torch.ones(1, dtype=torch.bfloat16, device="meta"), [1]]}, "a of sequence 0 is no list of numbers"),
@@ -820,7 +824,7 @@ def test_values_of_numpy_and_tensors_are_not_searched(monkeypatch):
     values = [one for code in "?bhilqBHILQefd" for one in np.ones(2, code)] + [np.str_("a"), np.bytes_(b"a")]
     assert arrays.readable(values, "x") is values
     tensor = torch.ones(2)
-    assert arrays.readable([tensor], "x")[0] is tensor
+    assert np.shares_memory(arrays.readable([tensor], "x")[0], tensor.numpy())
 
 
 @pytest.mark.parametrize(
@@ -846,8 +850,9 @@ def test_periods_and_intervals_of_pandas_are_objects(column):
 def test_structs_and_maps_of_arrow_are_no_lists():
     """A struct became an array of a bound method."""
     struct, pairs = pa.scalar({"a": 1}), pa.scalar([("a", 1)], pa.map_(pa.string(), pa.int64()))
-    for odd, says in ((struct, "has 0 dimensions; .*, got dict"), (pairs, "is of object; expected numbers")):
-        with pytest.raises(BatchError, match=f"y of sequence 0 {says}"):
+    for odd, kind in ((struct, "StructScalar"), (pairs, "MapScalar")):
+        says = f"y of feature 0 is of type {kind}; expected a list of numbers or a single value"
+        with pytest.raises(BatchError, match=says):
             PackedBatch.from_features([{"input_ids": [1], "y": odd}])
 
 
@@ -857,8 +862,8 @@ def test_extension_types_of_arrow_make_their_values():
     pairs = pa.ExtensionArray.from_storage(
         pa.fixed_shape_tensor(pa.float32(), [2]), pa.array([[0.5, 1.5]] * 2, pa.list_(pa.float32(), 2))
     )
-    columns = {"id": pa.array([raw, raw], pa.uuid()), "flag": flags, "pair": pairs}
-    batch = PackedBatch.from_sequences([[1, 2], [3, 4]], columns=columns)
+    columns = {"id": pa.array([raw, raw], pa.uuid()), "flag": flags}
+    batch = PackedBatch.from_sequences([[1, 2], [3, 4]], columns=columns, sequence_columns={"pair": pairs})
     assert list(batch["id"]) == [UUID(bytes=raw)] * 2
     assert (batch["flag"].dtype, batch["flag"].tolist()) == (torch.bool, [True, False])
     assert (batch["pair"].dtype, batch["pair"].tolist()) == (torch.float32, [[0.5, 1.5]] * 2)
@@ -922,3 +927,128 @@ def test_lists_of_arrow_and_nested_tensors():
         batch = PackedBatch.from_sequences(lists_of, columns={"again": lists_of})
         assert [ids.tolist() for ids in batch.unpack_tokens(batch["again"])] == lists
         assert batch["input_ids"].tolist() == [[5, 6, 7, 8]]
+
+
+class Held:
+    """An object that NumPy reads, and that has no length."""
+
+    def __init__(self, values):
+        self.values = np.array(values)
+
+    def __array__(self, dtype=None, copy=None):
+        return self.values
+
+
+class Raising:
+    """An object whose own code raises an error."""
+
+    def __init__(self, error):
+        self.error = error
+
+    def __len__(self):
+        raise self.error("boom")
+
+    def __array__(self, *_, **__):
+        raise self.error("boom")
+
+
+COLUMN = {"category": [5, None, 7], "Int64": [5, None, 7], "Float64": [5, None, 7], "int64[pyarrow]": [5, None, 7]}
+NULLS = {
+    **{f"series of {kind}": pd.Series(values, dtype=kind) for kind, values in COLUMN.items()},
+    **{f"array of {kind}": pd.Series(values, dtype=kind).array for kind, values in COLUMN.items()},
+    **{f"index of {kind}": pd.Index(pd.Series(values, dtype=kind)) for kind, values in COLUMN.items()},
+    "arrow": pa.array([5, None, 7]),
+    "dictionary of arrow": pa.DictionaryArray.from_arrays(pa.array([0, 1, 2]), pa.array([5, None, 7])),
+    "runs of arrow": pa.RunEndEncodedArray.from_arrays([1, 2, 3], pa.array([5.0, None, 7.0])),
+    "polars": pl.Series([5, None, 7]),
+    "masked": np.ma.array([5, 6, 7], mask=[0, 0, 1]),
+    "masked within": [5, np.ma.array(6, mask=True), 7],
+    "masked first": [np.ma.array(5, mask=True), 6, 7],
+    "the masked constant": [5, np.ma.masked, 7],
+    "None": [5, None, 7],
+    "None of objects": np.array([5, None, 7], dtype=object),
+    "NA": [5, pd.NA, 7],
+    "NA first": [pd.NA, 6, 7],
+    "NaT": [5, pd.NaT, 7],
+    "NaT of NumPy": [5, np.datetime64("NaT"), 7],
+}
+UNREAD = {
+    **{f"raising {error.__name__}": Raising(error) for error in (KeyError, OSError, BufferError, StopIteration)},
+    **{f"{type(one).__name__}": one for one in ({5: 1, 6: 2, 7: 3}, {5, 6, 7}, {1: 5, 2: 6, 3: 7}.values())},
+    "table": pd.DataFrame([[5, 6, 7]]),
+    "longdouble": np.array([5, 6, 7], np.longdouble),
+    "sparse": torch.tensor([5, 6, 7]).to_sparse(),
+    "meta": torch.ones(3, dtype=torch.long, device="meta"),
+    "meta within": [5, torch.tensor(6, device="meta"), 7],
+    "record": [5, np.void(b"abc"), 7],
+}
+ROOMS = {
+    "alone": lambda one: PackedBatch.from_sequences([one]),
+    "second": lambda one: PackedBatch.from_sequences([[8, 9], one]),
+    "column": lambda one: PackedBatch.from_sequences([[1, 2, 3]], columns={"labels": [one]}),
+    "array": lambda one: PackedBatch.from_sequences([[1, 2]], sequence_columns={"y": [one]}),
+    "feature": lambda one: PackedBatch.from_features([{"input_ids": one}]),
+    "padded": lambda one: PackedBatch.from_features([{"input_ids": one, "attention_mask": [0, 1, 1]}]),
+    "mask": lambda one: PackedBatch.from_features([{"input_ids": [1, 2, 3], "attention_mask": one}]),
+    "padded label": lambda one: PackedBatch.from_features(
+        [{"input_ids": [1, 2, 3], "labels": one, "attention_mask": [0, 1, 1]}]
+    ),
+    "row": lambda one: PackedBatch.from_features([{"input_ids": [1, 2, 3, 4], "seq_lengths": [1, 1, 2], "x": one}]),
+}
+
+
+@pytest.mark.parametrize("room", sorted(ROOMS))
+@pytest.mark.parametrize("name", sorted(NULLS | UNREAD))
+def test_values_that_are_missing_or_cannot_be_read_are_refused_everywhere(name, room):
+    """Nulls of pandas became NaN, masked values tokens, and errors of foreign objects ended in a traceback."""
+    says = "masked or null" if name in NULLS else "of (sequence|feature|row) [01] "
+    with pytest.raises(BatchError, match=says):
+        ROOMS[room]((NULLS | UNREAD)[name])
+
+
+@pytest.mark.parametrize("name", sorted(NULLS))
+def test_single_values_that_are_missing_are_refused(name):
+    with pytest.raises(BatchError, match=r"masked or null|has no value \(None\) for sequence [012]"):
+        PackedBatch.from_sequences([[1], [2], [3]], columns={"y": NULLS[name]})
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        Held([5, 6, 7]),
+        pa.Tensor.from_numpy(np.array([5, 6, 7])),
+        np.array([5, 6, 7], ">u8"),
+        np.array([5, 6, 7], dtype=object),
+        pd.Series([5, 6, 7], index=[2, 0, 1], dtype="category"),
+        pd.Index([5, 6, 7], dtype="int64[pyarrow]"),
+        np.ma.array([5, 6, 7]),
+        torch.tensor([5, 6, 7], dtype=torch.int32),
+    ],
+    ids=lambda one: type(one).__name__,
+)
+def test_whatever_numpy_reads_is_cut_as_its_mask_says(entry):
+    """An object without a length kept its padding, and big-endian ids beside others became floats."""
+    for batch in (
+        PackedBatch.from_features([{"input_ids": entry, "labels": entry, "attention_mask": [0, 1, 1]}]),
+        PackedBatch.from_sequences([[6], [7]], columns={"labels": [[6], [7]]}),
+    ):
+        assert batch["input_ids"].tolist() == batch["labels"].tolist() == [[6, 7]]
+    assert PackedBatch.from_sequences([[8, 9], entry])["input_ids"].tolist() == [[8, 9, 5, 6, 7]]
+
+
+@pytest.mark.parametrize("entry", [[True, False], np.array([True, False]), [5, 6.0], [5.0, 6.0]])
+def test_ids_are_integers_in_each_sequence(entry):
+    """Booleans beside integers became 0 and 1, and a float that the mask cut off was not seen."""
+    with pytest.raises(BatchError, match=r"input_ids must be integers, got (bool|float64) in sequence 1"):
+        PackedBatch.from_sequences([[8, 9], entry])
+    with pytest.raises(BatchError, match="must be integers"):
+        PackedBatch.from_features([{"input_ids": entry, "attention_mask": [1, 0]}])
+
+
+def test_sequences_are_found_by_their_place():
+    sequences = [[5, 6, 7], [8], [9, 4]]
+    for kind in ("object", pd.ArrowDtype(pa.list_(pa.int64()))):
+        given = pd.Series(sequences, index=[2, 0, 1], dtype=kind)
+        batch = PackedBatch.from_sequences(given, columns={"again": given})
+        assert [ids.tolist() for ids in batch.unpack_tokens(batch["again"])] == sequences
+        assert batch["input_ids"].tolist() == [[5, 6, 7, 8, 9, 4]]

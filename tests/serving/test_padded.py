@@ -246,7 +246,11 @@ def test_a_buffer_stays_untouched_where_the_request_fails():
         (LengthError, {"attention_mask": np.eye(5, 9, 1, np.int64)[[0, 1, 2, 3, 3]] * 0}, "row 0: "),
         (OptionError, {"input_ids": np.full((5, 9), 500)}, "row 0: input_ids: token 0 has the value 500"),
         (BatchError, {"input_ids": np.full((5, 9), 1.5)}, "row 0: "),
-        (BatchError, {"input_ids": ragged(torch.ones(3), torch.ones(2))}, "shape cannot be read"),
+        (
+            BatchError,
+            {"input_ids": ragged(torch.ones(3), torch.ones(2))},
+            "input_ids of a request is a nested tensor, of several sequences",
+        ),
         (
             BatchError,
             {"input_ids": [1, 2], "attention_mask": [torch.ones(2), torch.ones(2)]},
@@ -257,6 +261,16 @@ def test_a_buffer_stays_untouched_where_the_request_fails():
 def test_rows_that_are_refused(models, error, change, message):
     with nopad.PackRunner(models[1]) as runner, pytest.raises(error, match=message):
         runner({**padded(SPANS, 9), **change})
+
+
+@pytest.mark.parametrize("name", ["input_ids", "attention_mask"])
+@pytest.mark.parametrize("rows", [False, True], ids=["masked rows", "masked array"])
+def test_masked_values_are_no_tokens(models, name, rows):
+    """Values that NumPy had masked ran as tokens."""
+    given = {"input_ids": np.full((2, 3), 20), "attention_mask": np.ones((2, 3), np.int64)}
+    masked = np.ma.array(given[name], mask=[[0, 0, 1], [0, 0, 0]])
+    with nopad.PackRunner(models[1]) as runner, pytest.raises(BatchError, match=f"{name} of a request has values that"):
+        runner({**given, name: masked if rows else list(masked)})
 
 
 def test_more_rows_than_may_wait_are_refused(models):

@@ -6,6 +6,8 @@ import shutil
 import sys
 
 import numpy as np
+import pandas as pd
+import pyarrow as pa
 import pytest
 import tokenizers
 import torch
@@ -13,7 +15,7 @@ import transformers as t
 from tests.model.zoo import build
 
 import nopad
-from nopad.errors import BatchError, FormatError, LengthError, OptionError
+from nopad.errors import BatchError, FormatError, InputError, LengthError, OptionError
 from nopad.tasks import Embedder, Texts, embed
 from nopad.tasks.folder import STATES, default_folder, read_folder
 
@@ -701,6 +703,41 @@ def test_messages_have_the_numbers_of_the_sequences_as_given(embedder):
     ):
         with pytest.raises(error, match=says):
             embedder.encode_ids(sequences)
+
+
+def test_sequences_of_ids_are_found_by_their_place(embedder):
+    """A series whose index was shuffled gave the vectors of other sequences."""
+    sequences = [[5, 6, 7], [8], [9, 4]]
+    expected = embedder.encode_ids(sequences)
+    for given in (
+        pd.Series(sequences, index=[2, 0, 1]),
+        pd.Series([[1], *sequences])[1:],
+        dict(enumerate(sequences)).values(),
+        pa.array(sequences),
+        [torch.tensor(ids, dtype=torch.int32) for ids in sequences],
+    ):
+        assert np.array_equal(embedder.encode_ids(given), expected)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        pd.DataFrame({"a": [[5], [6]]}),
+        np.array(5),
+        [[5, [6, 7]]],
+        [np.array(5)],
+        [np.ma.array([5, 6], mask=[0, 1])],
+        [pd.array([5, None], dtype="Int64")],
+        [torch.ones(2, requires_grad=True)],
+        [torch.ones(2, dtype=torch.bfloat16)],
+        [torch.tensor([5]).to_sparse()],
+        [[5], [True]],
+    ],
+    ids=lambda given: type(given).__name__,
+)
+def test_what_are_no_ids_is_refused(embedder, given):
+    with pytest.raises(InputError):
+        embedder.encode_ids(given)
 
 
 def test_runs_of_one_length_share_a_call_of_attention(monkeypatch):

@@ -15,14 +15,34 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nopad.batch.arrays import common, concatenated, converted, is_list, listed, narrow, single_values, wide
+from nopad.batch.arrays import (
+    common,
+    concatenated,
+    converted,
+    ids_array,
+    is_list,
+    listed,
+    narrow,
+    read,
+    single_values,
+    wide,
+)
 from nopad.errors import BatchError, LengthError
 from nopad.sequences import COMPUTED, MASK, Sequences, labelled
 
 if TYPE_CHECKING:
     from nopad.store.reader import PackedRow
 
-__all__ = ["Records", "from_columns", "from_rows", "from_sequences", "narrowed", "per_sequence", "without_computed"]
+__all__ = [
+    "Records",
+    "from_columns",
+    "from_read",
+    "from_rows",
+    "from_sequences",
+    "narrowed",
+    "per_sequence",
+    "without_computed",
+]
 
 LENGTHS = "seq_lengths"  # the column of lengths in a row of a packed dataset
 RECORDS = ("seq_index", "seq_start", "seq_source")  # where a sequence of a packed dataset comes from
@@ -46,15 +66,22 @@ def from_sequences(sequences: Sequence[Any], columns: Mapping[str, Any], *, name
             * a column does not have one entry per sequence, or a list is not as long as its sequence
             * a column has values that cannot be used, such as None or texts per token
     """
-    ids, lens = concatenated(listed(sequences, name), name)
+    return from_read(read(sequences, name), {column: read(given, column) for column, given in columns.items()}, name)
+
+
+def from_read(sequences: Sequence[Any], columns: Mapping[str, Sequence[Any]], name: str = "input_ids") -> Sequences:
+    """Do what `from_sequences` does, with results of `nopad.batch.arrays.readable` as sequences and entries.
+
+    Raises:
+        LengthError: a sequence has no token.
+        BatchError: another reason of those of `from_sequences`.
+    """
+    ids, lens = concatenated(sequences, name, ids_array)
     if not lens.all():
         raise LengthError(f"sequence {int(lens.argmin())} has no token; leave empty ones out")
-    if ids.dtype.kind not in "iu":
-        raise BatchError(f"{name} must be integers, got {ids.dtype}")
     tokens: dict[str, NDArray[Any]] = {"input_ids": ids.astype(np.int64, copy=False)}
     values: dict[str, NDArray[Any]] = {}
-    for column, entries in columns.items():
-        given = listed(entries, column)
+    for column, given in columns.items():
         if len(given) != lens.size:
             raise BatchError(f"column {column!r} has {len(given)} entries for {lens.size} sequences")
         if len(given) and is_list(given[0]):
@@ -157,7 +184,8 @@ def _read(column: Any, name: str) -> NDArray[Any]:
     """
     if isinstance(column, np.ndarray):
         return wide(column, name)
-    return per_sequence(name, column, len(column)) if is_list(column[0]) else single_values(column, name)
+    given = read(column, name)
+    return per_sequence(name, given, len(given)) if is_list(given[0]) else single_values(given, name)
 
 
 def per_sequence(name: str, given: Sequence[Any], sequences: int) -> NDArray[Any]:
@@ -170,7 +198,7 @@ def per_sequence(name: str, given: Sequence[Any], sequences: int) -> NDArray[Any
         BatchError: there is not one array per sequence, an entry is no array of numbers, the shapes differ, or a number
             does not fit into int64 or float32.
     """
-    arrays = [converted(entry, name, n) for n, entry in enumerate(listed(given, name))]
+    arrays = [converted(entry, name, n) for n, entry in enumerate(read(given, name))]
     odd = [array.dtype for array in arrays if array.dtype.kind not in "biuf"]
     if odd:
         raise BatchError(f"column {name!r} has arrays of {odd[0]}; expected numbers: leave it out of sequence_columns")

@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nopad.batch.arrays import converted, flat_array, is_list, joined, listed, readable, signed, wide
-from nopad.batch.columns import LENGTHS, POSITIONS, RECORDS, Records, from_sequences, without_computed
+from nopad.batch.columns import LENGTHS, POSITIONS, RECORDS, Records, from_read, without_computed
 from nopad.batch.filling import MASK
-from nopad.batch.images import Pictured, one_row, take_images
+from nopad.batch.images import NAMES, Pictured, one_row, take_images
 from nopad.batch.layout import checked
 from nopad.errors import BatchError, LengthError
 from nopad.options import shown
@@ -64,9 +64,9 @@ def from_features(
     for n, feature in enumerate(features):
         if not isinstance(feature, Mapping):
             raise BatchError(f"feature {n} is of type {type(feature).__name__}; expected a dict of columns")
-    # Lists are read later, when their length has been checked
+    # Images and videos are read by `take_images`, as they may stay tensors
     features = [
-        {name: one if type(one) is list else readable(one, f"{name} of feature {n}") for name, one in feature.items()}
+        {name: one if name in NAMES else readable(one, f"{name} of feature {n}") for name, one in feature.items()}
         for n, feature in enumerate(features)
     ]
     features, images = take_images([one_row(feature) for feature in features])
@@ -102,9 +102,11 @@ def _plain_features(features: Sequence[Mapping[str, Any]], names: Sequence[str])
         for name, entries in given.items():
             if is_list(entries[0]):
                 _check_widths(name, entries, features)
-                pairs = zip(entries, spans, strict=True)
-                given[name] = [e if end - begin == len(e) else e[begin:end] for e, (begin, end) in pairs]
-    return from_sequences(given.pop("input_ids"), given)
+                given[name] = [
+                    entry if end - begin == len(entry) else flat_array(entry, name, n)[begin:end]
+                    for n, (entry, (begin, end)) in enumerate(zip(entries, spans, strict=True))
+                ]
+    return from_read(given.pop("input_ids"), given)
 
 
 def _check_widths(name: str, entries: Sequence[Any], features: Sequence[Mapping[str, Any]]) -> None:
@@ -180,7 +182,7 @@ def _of_row(value: Any, name: str, n: int) -> NDArray[Any]:
         BatchError: the column does not make a one-dimensional array, or holds values such as bytes or dates; ids
             or lengths are not integers; or a number does not fit into int64 or float32.
     """
-    found = value if type(value) is np.ndarray else converted(value, name, n)
+    found = converted(value, name, n)
     if found.ndim != 1 or (found.dtype.kind not in "biufUO" and found.size):
         raise BatchError(f"column {name!r} of row {n} is {_told(found)}; expected a list")
     if name in (LENGTHS, "input_ids") and found.size and found.dtype.kind not in "iu":
@@ -222,9 +224,6 @@ def _span(mask: Any, n: int) -> tuple[int, int]:
         LengthError: the mask has no 1.
         BatchError: the mask has a 0 between ones, or a value other than 0 and 1.
     """
-    # A fast path for the usual case, without an array; a list of tensors would be compared with 1 by `count`.
-    if type(mask) is list and mask and type(mask[0]) is int and mask.count(1) == len(mask):
-        return 0, len(mask)
     found = flat_array(mask, MASK, n)
     ones = np.flatnonzero(found == 1)
     if np.count_nonzero(found == 0) + ones.size != found.size:

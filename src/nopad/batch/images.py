@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nopad.batch.arrays import UNREADABLE, narrow, readable
+from nopad.batch.arrays import is_list, narrow, readable
 from nopad.batch.values import told
 from nopad.errors import BatchError
 from nopad.sequences import Sequences
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = [
     "COLUMNS",
     "KINDS",
+    "NAMES",
     "PICTURES",
     "VIDEOS",
     "Kind",
@@ -159,12 +160,11 @@ def one_row(feature: Mapping[str, Any]) -> Mapping[str, Any]:
 def _row(value: Any) -> int | None:
     """Return L for an array ``[1, L]``, or for a list whose only entry is a list or array of length L.
 
-    The result is None for any other value.
+    `value` is a result of `readable`. The result is None for any other value.
     """
-    shape = getattr(value, "shape", None)
-    if shape is not None:
-        return int(shape[1]) if len(shape) == 2 and shape[0] == 1 else None
-    if type(value) is list and len(value) == 1 and isinstance(value[0], list | np.ndarray):
+    if isinstance(value, np.ndarray):
+        return int(value.shape[1]) if value.ndim == 2 and value.shape[0] == 1 else None
+    if type(value) is list and len(value) == 1 and is_list(value[0]):
         return len(value[0])
     return None
 
@@ -343,7 +343,7 @@ def _array(value: Any, name: str, n: int) -> Any:
     value = readable(value, f"{name} of feature {n}")
     try:
         found = np.asarray(value)
-    except UNREADABLE as error:
+    except Exception as error:  # lists of different lengths, or an object's own code
         raise BatchError(f"{name} of feature {n} are no array of numbers ({error}); images are of one size") from error
     if found.dtype.kind not in "biuf":
         raise BatchError(f"{name} of feature {n} are of {found.dtype}; expected numbers")

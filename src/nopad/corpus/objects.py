@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from nopad.arrow import array_of
+from nopad.batch.arrays import readable
 from nopad.corpus.columns import is_name, untyped
 from nopad.corpus.inputs import InputFile
 from nopad.corpus.options import ReaderOptions
@@ -22,7 +23,7 @@ from nopad.corpus.rows import decode_rows
 from nopad.corpus.selection import Selection, is_list, is_string
 from nopad.corpus.source import Block
 from nopad.corpus.tables import TableSource, check_ended
-from nopad.errors import NopadError, SourceError
+from nopad.errors import BatchError, NopadError, SourceError
 from nopad.options import Option
 from nopad.wording import first_line
 
@@ -357,17 +358,19 @@ def schema_of(items: Sequence[Mapping[str, Any]]) -> pa.Schema:
 
 
 def _plain(value: Any) -> Any:
-    """Return `value` as a NumPy array if it has the method ``__array__``, as tensors and arrays do.
+    """Return `value` as `nopad.batch.arrays.readable` reads it if it has the method ``__array__``, as tensors have.
 
     An array without dimensions becomes a NumPy scalar instead, and an empty one with one dimension becomes []. All
-    other values are returned unchanged, and so are NumPy scalars, and tensors that NumPy cannot convert.
+    other values are returned unchanged, and so are NumPy scalars, and what cannot be read or holds a null.
     """
     if not hasattr(value, "__array__") or isinstance(value, np.generic):
         return value
     try:
-        array = np.asanyarray(value)
-    except Exception:  # on another device, with a gradient, of a type NumPy lacks, or from the user's own `__array__`
+        array = readable(value, "a value")
+    except BatchError:
         return value
+    if not isinstance(array, np.ndarray):
+        return array
     if not array.ndim:
         return array[()]
     return array if array.size or array.ndim > 1 else []  # NumPy makes an empty list an array of floats

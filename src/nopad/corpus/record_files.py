@@ -275,6 +275,10 @@ def _made(
         runs += [*decode_dicts(good, lines, schema, chosen), BadRecord(line=line, reason=one)]
         good, lines = [], []
     runs += decode_dicts(good, lines, schema, chosen)
+    bad = {run.line for run in runs if isinstance(run, BadRecord)}
+    if bad and any(counts.values()):  # those of bad records do not count
+        kept = [item for item, line in zip(items, at, strict=True) if line not in bad]
+        counts = encoder.encode(kept)[1] if kept else {}
     last = 0
     for run in runs:
         if isinstance(run, Records):

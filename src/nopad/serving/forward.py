@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from nopad.batch import Flat, PackedBatch, Rows
+from nopad.batch.arrays import readable
 from nopad.batch.features import from_features
 from nopad.batch.form import Form
 from nopad.errors import BatchError, InputError, LengthError, OptionError, RequestError
@@ -58,6 +59,8 @@ class Request:
     def of(cls, given: Mapping[str, Any], model: Tensors) -> Request:
         """Check the input of one sequence, and return it as a `Request`, without its padding.
 
+        `given` has arrays of NumPy by name.
+
         Raises:
             BatchError: a value is not an array of integers ``[width]``; token types or the mask are not as long as the
                 ids; or the mask has a value other than 0 and 1, or a gap between tokens.
@@ -71,7 +74,7 @@ class Request:
         masked = MASK in given
         kept = from_features([{IDS: given[IDS], **({MASK: given[MASK]} if masked else {})}])[0]
         ids = kept.tokens[IDS].astype(np.int64)
-        begin = int(np.flatnonzero(_array(MASK, given[MASK]))[0]) if masked else 0
+        begin = int(np.flatnonzero(given[MASK])[0]) if masked else 0
         types = None
         if TYPES in given:
             [types] = from_features([{IDS: given[TYPES], **({MASK: given[MASK]} if masked else {})}])[0].tokens.values()
@@ -174,7 +177,8 @@ class Tensors(Core):
         if IDS not in given or not given.keys() <= known:
             names = ", ".join(map(str, given)) or "nothing"
             raise BatchError(f"a request has {IDS}, and may have {', '.join(sorted(known - {IDS}))}; this has {names}")
-        rows = len(_shape(given[IDS])) == 2
+        given = {name: _array(name, values) for name, values in given.items()}
+        rows = given[IDS].ndim == 2
         parts = _rows_of(given, self) if rows else [Request.of(given, self)]
         wide = parts[0].width if rows or self.widths == "given" else None
         if isinstance(self.widths, int):
@@ -360,28 +364,26 @@ def _halves(placed: Sequence[Placed], run: Callable[[Sequence[Placed]], list[Any
     return [*answers(placed[:middle], run), *answers(placed[middle:], run)]
 
 
-def _rows_of(given: Mapping[str, Any], model: Tensors) -> list[Request]:
+def _rows_of(given: Mapping[str, NDArray[Any]], model: Tensors) -> list[Request]:
     """Return a `Request` for each row of padded arrays ``[B, L]``, without its padding.
 
     `given` has the arrays by name, such as "input_ids".
 
     Raises:
-        BatchError: an array cannot be read, the arrays have different shapes, a row does not hold integers, or its mask
-            has a value other than 0 and 1, or a gap.
+        BatchError: the arrays have different shapes, a row does not hold integers, or its mask has a value other than 0
+            and 1, or a gap.
         LengthError: there is no row, a row has no token, or it has more tokens than the model has positions.
         OptionError: a token id or token type is out of the model's range.
     """
-    shapes = {name: _shape(values) for name, values in given.items()}
-    arrays = {name: _array(name, values) for name, values in given.items()}
-    if len(set(shapes.values())) > 1:
-        each = ", ".join(f"{name} {list(shape)}" for name, shape in shapes.items())
+    if len({array.shape for array in given.values()}) > 1:
+        each = ", ".join(f"{name} {list(array.shape)}" for name, array in given.items())
         raise BatchError(f"the arrays of a request have one shape, and these have {each}")
-    if not shapes[IDS][0]:
+    if not len(given[IDS]):
         raise LengthError("a request has no rows")
     found = []
-    for number in range(shapes[IDS][0]):
+    for number in range(len(given[IDS])):
         try:
-            found.append(Request.of({name: array[number] for name, array in arrays.items()}, model))
+            found.append(Request.of({name: array[number] for name, array in given.items()}, model))
         except InputError as error:
             raise type(error)(f"row {number}: {error}") from error
     return found
@@ -405,36 +407,28 @@ def _with_types(part: Sequences) -> Sequences:
 
 
 def _array(name: str, values: Any) -> NDArray[Any]:
-    """Return `values`, a request's entry `name`, as an array in the memory of the CPU.
+    """Return `values`, a request's entry `name`, as an array of NumPy.
 
     Raises:
-        BatchError: `values` cannot be read, such as a tensor on device "meta", or lists of different lengths.
+        BatchError: `values` cannot be read, such as a tensor on device "meta", or lists of different lengths; or some
+            are masked or null.
     """
+    found = readable(values, f"{name} of a request")
     try:
-        return np.asarray(values.detach().cpu() if isinstance(values, Tensor) else values)
-    except (RuntimeError, TypeError, ValueError) as error:  # NotImplementedError of meta tensors too
-        raise BatchError(f"{name} of a request cannot be read ({error}); give integers") from error
-
-
-def _shape(values: Any) -> tuple[int, ...]:
-    try:
-        return np.shape(values)
+        return np.asarray(found)
     except ValueError as error:  # NumPy's, of lists in a list
         raise BatchError("the rows of a request have different lengths; pad them, or submit each by itself") from error
-    except Exception as error:  # of a nested tensor, or of an object of the user's own
-        raise BatchError(
-            f"a request's shape cannot be read ({first_line(error)}); give lists, arrays or tensors"
-        ) from error
+    except Exception as error:  # of an object of the user's own
+        raise BatchError(f"{name} of a request cannot be read ({first_line(error)}); give integers") from error
 
 
-def _width(values: Any) -> int:
-    shape = _shape(values)
-    if len(shape) != 1:
+def _width(values: NDArray[Any]) -> int:
+    if values.ndim != 1:
         raise BatchError(
-            f"a request is one sequence, or padded rows [B, L], and this has the shape {list(shape)}; submit each by "
-            "itself"
+            f"a request is one sequence, or padded rows [B, L], and this has the shape {list(values.shape)}; submit "
+            "each by itself"
         )
-    return int(shape[0])
+    return len(values)
 
 
 def _check_range(name: str, values: NDArray[np.int64], count: int) -> None:

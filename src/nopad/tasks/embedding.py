@@ -19,6 +19,7 @@ import torch
 from numpy.typing import NDArray
 
 from nopad.batch import PackedBatch
+from nopad.batch.arrays import ids_array, is_list, read
 from nopad.corpus.tokenizer import load_tokenizer, with_words
 from nopad.errors import BatchError, FormatError, LengthError, OptionError, RecordError, RequestError
 from nopad.model.admission import device_of, positions_of
@@ -423,13 +424,19 @@ class Embedder(Core):
             BatchError: an id is not an integer, or not in the vocabulary.
             RecordError: the model gives NaN for a sequence.
         """
+        if not hasattr(sequences, "__len__") or isinstance(sequences, str | bytes | Mapping | Set):
+            raise OptionError(f"sequences are of type {type(sequences).__name__}; expected a list of lists of ids")
         words = getattr(input_embeddings(bare(self.model)), "num_embeddings", None)
-        for number, ids in enumerate(sequences if words and isinstance(sequences, list | tuple) else ()):
-            found = np.asarray(ids)
-            if found.size and found.dtype.kind in "iu" and not 0 <= found.min() <= found.max() < words:
-                odd = found.min() if found.min() < 0 else found.max()
+        found = []
+        for number, given in enumerate(read(sequences, "input_ids")):
+            if not is_list(given):
+                raise OptionError(f"sequence {number} is of type {type(given).__name__}; expected a list of ids")
+            ids = ids_array(given, "input_ids", number)
+            if words and ids.size and not 0 <= ids.min() <= ids.max() < words:
+                odd = ids.min() if ids.min() < 0 else ids.max()
                 raise BatchError(f"sequence {number} has the id {odd}, and the model has {words} tokens, from 0")
-        return shortened(self._vectors(sequences, 0, normalize=self.normalize), self.truncate_dim)
+            found.append(ids)
+        return shortened(self._vectors(found, 0, normalize=self.normalize), self.truncate_dim)
 
     def _skipped(self, prompt: str) -> int:
         """Return how many tokens at the beginning of each sequence are not pooled.
@@ -452,7 +459,7 @@ class Embedder(Core):
 
     def _vectors(
         self,
-        sequences: Sequence[Any],
+        sequences: Sequence[NDArray[Any]],
         skip: int,
         *,
         normalize: bool,
@@ -465,16 +472,11 @@ class Embedder(Core):
         `done` is called with the number of its sequences. The first `skip` tokens of each sequence are not pooled.
 
         Raises:
-            OptionError: `sequences` is not a list of lists of ids.
             LengthError: a sequence has no token, or more than the model has positions.
             RecordError: the model gives NaN for a sequence.
         """
-        if not hasattr(sequences, "__len__") or isinstance(sequences, str | bytes | Mapping | Set):
-            raise OptionError(f"sequences are of type {type(sequences).__name__}; expected a list of lists of ids")
         limit = _positions(bare(self.model))
         for number, sequence in enumerate(sequences):
-            if not hasattr(sequence, "__len__"):
-                raise OptionError(f"sequence {number} is of type {type(sequence).__name__}; expected a list of ids")
             if not len(sequence):
                 raise LengthError(f"sequence {number} has no token; leave it out")
             if limit is not None and len(sequence) > limit:
