@@ -7,7 +7,13 @@ import functools
 
 import pytest
 import torch
-from transformers import BertConfig, BertForSequenceClassification, BertModel
+from transformers import (
+    BertConfig,
+    BertForMaskedLM,
+    BertForSequenceClassification,
+    BertForTokenClassification,
+    BertModel,
+)
 from transformers.models.bert import modeling_bert
 
 import nopad
@@ -326,6 +332,53 @@ def test_a_hook_is_put_back_as_it_was():
     assert list(model.encoder.layer[0]._forward_hooks.values()) == [hook]
     handle.remove()
     assert not model.encoder.layer[0]._forward_hooks
+
+
+def two_heads():
+    first = stock(BertForTokenClassification)
+    second = BertForMaskedLM(first.config).double().eval()
+    second.bert = first.bert
+    return first, second
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_a_later_hook_of_an_encoder_that_two_models_share_is_judged_for_each(order):
+    heads = [nopad.packed(one) for one in two_heads()]
+    for one in heads:
+        packs_and_alone(one)
+    seen = []
+    layer = heads[0].bert.encoder.layer[0]
+    layer.register_forward_hook(lambda module, args, output: seen.append(output))
+    for at in order:
+        packs_and_alone(heads[at])
+    handle = layer.register_forward_hook(lambda module, args, output: mixed(output))
+    for at in order * 2:
+        with pytest.raises(UnsupportedModelError, match="changes what BertLayer computes, and came after"):
+            packs_and_alone(heads[at])
+    handle.remove()
+    nopad.unpacked(heads[order[0]])
+    packs_and_alone(heads[order[1]])
+    assert seen
+
+
+def test_a_hook_that_came_later_for_one_model_was_tried_with_another():
+    """The second model has it when it is made pack-safe, whether or not it is a stand-in of the first by then."""
+    for called in (False, True):
+        first, second = two_heads()
+        nopad.packed(first)
+        first.bert.encoder.layer[0].register_forward_hook(lambda module, args, output: output * 1.5)
+        said = "changes what BertLayer computes, and came after"
+        if called:
+            with pytest.raises(UnsupportedModelError, match=said):
+                packs_and_alone(first)
+        nopad.packed(second)
+        with pytest.raises(UnsupportedModelError, match=said):
+            packs_and_alone(first)
+        for again in (False, True):
+            for one, other in zip(*packs_and_alone(second), strict=True):
+                torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
+            if not again:
+                nopad.unpacked(first)
 
 
 def test_which_calls_are_of_ones_own():

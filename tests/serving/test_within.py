@@ -653,6 +653,33 @@ def test_a_hook_that_waits_for_a_request_of_its_own_model(model):
         assert one(TWO)["last_hidden_state"].shape == (2, 8)  # afterwards it may
 
 
+def test_a_hook_that_waits_for_a_model_that_is_linked_with_its_own():
+    """A third model with modules of both held one's turn while it waited for the other's: all three hung for ever."""
+    hooked, middle, other = (nopad.packed(BertModel(BertConfig(**SIZES, vocab_size=50))) for _ in range(3))
+    said = []
+    with nopad.PackRunner(hooked) as one, nopad.PackRunner(other) as another:
+
+        def hook(*_):
+            try:
+                said.append(another(TWO)["last_hidden_state"].shape)
+            except ServingError as error:
+                said.append(str(error))
+
+        hooked.register_forward_pre_hook(hook)
+        assert one(ONE)["last_hidden_state"].shape == (3, 8)
+        links = [BertModel(hooked.config) for _ in range(2)]
+        links[0].encoder, links[0].pooler = hooked.encoder, middle.pooler
+        links[1].encoder, links[1].pooler = other.encoder, middle.pooler
+        lanes = [Lanes(links[0])]
+        assert one(ONE)["last_hidden_state"].shape == (3, 8)
+        lanes.append(Lanes(links[1]))
+        assert one(ONE)["last_hidden_state"].shape == (3, 8)
+        del lanes
+        assert one(ONE)["last_hidden_state"].shape == (3, 8)
+    assert said[:2] == [said[3]] * 2 == [(2, 8)] * 2
+    assert "linked with it by shared modules" in said[2]
+
+
 @pytest.mark.parametrize("shares", [False, True])
 def test_a_hook_that_makes_a_runner_of_its_own_model(shares):
     """Or of a model with its encoder: the warm-up waited for the turn of the run that waited for the warm-up."""

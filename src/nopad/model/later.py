@@ -29,14 +29,14 @@ class Judged:
     """Stands in for a user's hook that was added later; raises an error if the hook changes something in a packed call.
 
     Attributes:
-        cell: the state that the model's hooks share; it tells whether a packed call is running.
         judged: the user's hook.
-        whole: whether it is a hook on the whole model. Such a hook may run after nopad's last hook has ended the call.
+        cells: the states that tell whether a packed call is running: one for each pack-safe model that has the module
+            and that never tried the hook. Each has whether it is a hook on that whole model. Such a hook may run after
+            nopad's last hook has ended the call.
     """
 
-    cell: Cell
     judged: Any
-    whole: bool = False
+    cells: dict[Cell, bool] = field(default_factory=dict)
 
     def __call__(self, *args: Any) -> Any:
         """Run the user's hook, and return what it returns.
@@ -45,8 +45,9 @@ class Judged:
             UnsupportedModelError: in a packed call, the hook returns other arguments or another output than it was
                 given, or writes to them; or the compiler traces this hook during a packed call.
         """
-        self.cell.refuse_compiling()
-        if self.cell.call is None and not (self.whole and self.cell.calls.ended):
+        for cell in self.cells:
+            cell.refuse_compiling()
+        if not any(cell.call is not None or (whole and cell.calls.ended) for cell, whole in self.cells.items()):
             return self.judged(*args)
         before = list(map(kept, args[1:]))
         found = self.judged(*args)
@@ -77,7 +78,8 @@ class Watch:
     def look(self, modules: Sequence[nn.Module], cell: Cell) -> None:
         """Put a `Judged` in place of each hook that the user added after the model was made pack-safe.
 
-        The first of `modules` is the whole model. `cell` holds the state that the model's hooks share.
+        A `Judged` that another model with the same module has put there judges the calls of this one too. The first of
+        `modules` is the whole model. `cell` holds the state that the model's hooks share.
 
         Raises:
             UnsupportedModelError: the user has since added other code than a hook on a module, such as a replaced
@@ -96,11 +98,12 @@ class Watch:
             if same and not module._forward_hooks and not module._forward_pre_hooks:
                 continue
             for what, call in list(of_module(module)):
-                if isinstance(call, Judged) or self._is_known(call):
+                judged = call if isinstance(call, Judged) else Judged(call)
+                if cell in judged.cells or self._is_known(judged.judged):
                     continue
                 if what != "the hook" or not any(call is one for table in _tables(module) for one in table.values()):
-                    raise _refused(what, call, module)
-                judged = Judged(cell, call, whole=number == 0)
+                    raise _refused(what, judged.judged, module)
+                judged.cells = {**judged.cells, cell: number == 0}  # replaced as a whole: another thread may read it
                 for table in _tables(module):
                     table.update({place: judged for place, one in table.items() if one is call})
             self.held[number] = values
@@ -111,11 +114,12 @@ class Watch:
         for hook in hooks:
             if isinstance(hook, Hook) and hook.cell is cell:
                 return
-            if isinstance(hook, Judged):
+            if isinstance(hook, Judged) and cell in hook.cells:
                 raise _refused("the hook, which runs before nopad's,", hook.judged, module)
 
     def _is_known(self, call: Any) -> bool:
-        return any(call is one or call == one for one in self.known)  # methods are made anew each time they are read
+        known = (one.judged if isinstance(one, Judged) else one for one in self.known)
+        return any(call is one or call == one for one in known)  # methods are made anew each time they are read
 
 
 def check_given(module: nn.Module, call: Any, given: Mapping[str, Any]) -> None:

@@ -59,8 +59,9 @@ class Answerer:
     def needs_me(self) -> bool:
         """Whether the answers need the current thread, which therefore must not wait for one.
 
-        It is so in a callback, which the worker calls; within a run of the model; and within a method of an `Answer`
-        that holds the answer's lock, which the worker needs.
+        It is so in a callback, which the worker calls; within a run of the model, or of one that shares modules with it
+        or is linked with it by models that do (`nopad.tasks.lanes.runs_here`); and within a method of an `Answer` that
+        holds the answer's lock, which the worker needs.
         """
         if acting() is self.worker:
             return True
@@ -79,7 +80,8 @@ class Answerer:
         if self.needs_me:
             raise ServingError(
                 "this waits for a request which can run only after it: it is in a callback of the same runner, or in a "
-                "hook, signal handler or finaliser (__del__) within a run of the same model or a method of an answer; "
+                "hook, signal handler or finaliser (__del__) within a run of the same model, or of one that is linked "
+                "with it by shared modules, or a method of an answer; "
                 "give that request a callback of its own, or wait in another thread"
             )
 
@@ -95,7 +97,9 @@ class Answer(Future[Any]):
     `result`, `exception` and ``await`` raise an error at once in four cases in which no answer could come:
 
     * a callback waits for another answer of its own runner, which would come only after the callback
-    * a hook, signal handler or finaliser (``__del__``) waits within a run of the same model, which would have to end
+    * a hook, signal handler or finaliser (``__del__``) waits within a run of the same model, which would have to end; a
+      run of a model that shares modules with it counts too, and so does one of a model that is linked with it by others
+      (each shares modules with the next), since these may hold its turn while they wait for the run to end
     * a signal handler or a finaliser waits, and the call that it interrupts holds the lock of the runner's queue, or of
       an answer
     * this process was forked while the request had no answer yet

@@ -114,7 +114,7 @@ class PackRunner:
         UnsupportedModelError: the model cannot be compiled.
         RunnerClosedError: the worker died while it started.
         ServingError: a hook, signal handler or finaliser (``__del__``) makes the runner within a run of the same model,
-            or of one that shares modules with it, and `warm_up` is True.
+            or of one that is linked with it by shared modules, and `warm_up` is True.
 
     A request of three tokens and one of padding gets the states of its three tokens:
 
@@ -174,7 +174,7 @@ class PackRunner:
         if warm_up and runs_here(bare(self._core.model)):
             raise ServingError(
                 "a hook, signal handler or finaliser (__del__) makes a runner within a run of the same model, or of "
-                "one that shares modules with it; its warm-up would wait for the end of this run; make the runner in "
+                "one that is linked with it by shared modules; its warm-up would wait for the end of this run; make the runner in "
                 "another thread, or with warm_up=False"
             )
         self._queue = RequestQueue(self.batching, self.when_full, clock, lambda: self._answerer.needs_me)

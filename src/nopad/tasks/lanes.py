@@ -99,6 +99,7 @@ class _Turns:
 
 
 _numbers = count()
+_all: WeakKeyDictionary[Any, None] = WeakKeyDictionary()  # the `Lanes` that are in use
 # By module. No lock guards it: `setdefault` stores in C. A signal handler or finaliser in the thread that holds a lock
 # of all models, if it ran a model, would wait for itself.
 _turns: WeakKeyDictionary[Any, _Turns] = WeakKeyDictionary()
@@ -146,6 +147,7 @@ class Lanes:
         self._trial: _Trial | None = None
         self._pools: dict[tuple[int, int, int], _Pool] = {}
         self._known: tuple[int, list[Any], list[_Turns]] = 0, [], []  # process, modules, their turns
+        _all[self] = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Return what `copy` and `pickle` need: a copy is a new `Lanes` for the model, or its copy, with own threads.
@@ -407,22 +409,28 @@ def _take(threads: int) -> None:
 def runs_here(model: Any) -> bool:
     """Return whether the calling code was called from within a run of `model`, a bare model, in any lane.
 
-    A run of another model that has a module in common with it counts too, since such models take turns.
-    A run begins where a thread takes its turn, before the model is called. A hook of the model is called from within a
+    A run of another model that has a module in common with it counts too, since such models take turns. So does a run
+    of a model that is linked with it by other models with lanes: each has a module in common with the next. One of
+    these may hold the turn of `model` while it waits for that of the running model. A run begins where a thread takes its turn, before the model is called. A hook of the model is called from within a
     run. So is a signal handler that interrupts a run in its own thread, or a finaliser that the garbage collector calls
     there.
     """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        if frame.f_code in _RUNS and _take_turns(frame.f_locals["self"]._model, model):
+        if frame.f_code in _RUNS and _linked(frame.f_locals["self"]._model, model):
             return True
         frame = frame.f_back
     return False
 
 
-def _take_turns(one: Any, other: Any) -> bool:
-    """Return whether two bare models are the same, or have a module in common."""
-    return one is other or not {*map(id, all_modules(one))}.isdisjoint(map(id, all_modules(other)))
+def _linked(one: Any, other: Any) -> bool:
+    """Return whether two bare models are the same, have a module in common, or are linked by models that do."""
+    known = [lanes._model for found in _all.keyrefs() if (lanes := found()) is not None]
+    parts = [frozenset(map(id, all_modules(model))) for model in (*known, other)]
+    reached = {*map(id, all_modules(one))}
+    while more := [part for part in parts if not part.isdisjoint(reached) and not part <= reached]:
+        reached.update(*more)
+    return parts[-1] <= reached
 
 
 def _forget() -> None:
