@@ -110,7 +110,9 @@ def packed(
             f"kept apart failed: {proof.reason}"
         )
     named = None if is_stock(class_of(inner)) else proof.head
-    safety.packed(model, backend=backend, max_sequences=max_sequences, head=named, family=proof.of(inner))
+    safety.packed(
+        model, backend=backend, max_sequences=max_sequences, head=named, family=proof.of(inner), tried=proof.tried
+    )
     check_changes(inner)
     return model
 
