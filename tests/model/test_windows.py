@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import copy
+import threading
+import time
 
+import numpy as np
 import pytest
 import torch
 import transformers as t
 from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention
 from zoo import build
 
 import nopad
 from nopad.errors import UnsupportedModelError
+from nopad.model.windows import Windows, seen_in
 
 TINY = {
     "hidden_size": 32,
@@ -183,3 +189,193 @@ def test_layers_of_one_window_may_be_exchanged():
     model, stock = (build("qwen3", "base", **ALTERNATING) for _ in range(2))
     nopad.packed(model)(**nopad.PackedBatch.from_sequences([[5, 6, 7], [8]]))
     equals(changed(model), changed(stock))
+
+
+def who(name, value):
+    def change(model):
+        setattr(model.config, name, value)
+
+    return change
+
+
+def of_another_mask(model):
+    model.layers[1].attention_type = "full_attention"
+
+
+def exchanged_without_their_attention(model):
+    layers = model.layers
+    layers[0], layers[1] = layers[1], layers[0]
+    layers[0].attn, layers[1].attn = layers[1].attn, layers[0].attn
+
+
+SIDES = {"layer_types": ["full_attention"] * 2, "use_bidirectional_attention": False}
+CHANGED = {  # kind, settings, change, what the message says
+    "both sides": ("gemma3_text", SIDES, who("use_bidirectional_attention", True), "has is_causal = True"),
+    "one side": (
+        "gemma3_text",
+        {**SIDES, "use_bidirectional_attention": True},
+        who("use_bidirectional_attention", False),
+        "has is_causal = False",
+    ),
+    "type of a layer": ("modernbert", {}, of_another_mask, r"layers\.1, a ModernBertEncoderLayer, has attention_type"),
+    "layers but not attention": ("modernbert", {}, exchanged_without_their_attention, "has attention_type = "),
+    "a decoder": ("bert", {}, who("is_decoder", True), "has is_decoder = False"),
+    "not causal": ("qwen3", {}, who("is_causal", False), "cannot run on packs"),
+    "its own masks": ("phimoe", {"sliding_window": None}, who("sliding_window", 3), "cannot run on packs"),
+}
+
+
+@pytest.mark.parametrize("before", [True, False], ids=["before", "after"])
+@pytest.mark.parametrize("case", CHANGED)
+def test_who_sees_later_tokens_is_changed_in_a_model_that_was_built(case, before):
+    kind, settings, change, says = CHANGED[case]
+    shape = {**TINY, "global_attn_every_n_layers": 2, "local_attention": 6, "num_local_experts": 2, **settings}
+    model = t.AutoModel.from_config(t.AutoConfig.for_model(kind, **shape)).eval()
+    if before:
+        change(model)
+    else:
+        nopad.packed(model)(**nopad.PackedBatch.from_sequences([[5, 6, 7], [8]]))
+        change(model)
+    with pytest.raises(UnsupportedModelError, match=says):
+        (nopad.packed(model) if before else model)(**nopad.PackedBatch.from_sequences([[5, 6, 7], [8]]))
+
+
+def with_another_base(**settings):
+    """A language model whose base has a configuration of its own, with these settings"""
+    torch.manual_seed(0)
+    model = t.Qwen3ForCausalLM(t.Qwen3Config(**{**TINY, **ALTERNATING, "use_sliding_window": True}))
+    model.model = t.Qwen3Model(t.Qwen3Config(**{**TINY, **ALTERNATING, "use_sliding_window": True, **settings}))
+    for matrix in (one for one in model.parameters() if one.dim() > 1):
+        nn.init.normal_(matrix, std=0.3)
+    return model.double().eval()
+
+
+@pytest.mark.parametrize("before", [True, False], ids=["before", "after"])
+@pytest.mark.parametrize("change", [of_another_size, of_other_types])
+def test_a_base_model_whose_own_configuration_is_changed(change, before):
+    model, batch = with_another_base(), nopad.PackedBatch.from_sequences(GIVEN)
+    if before:
+        change(model.model)
+        nopad.packed(model)
+    else:
+        nopad.packed(model)(**batch)
+        change(model.model)
+    with pytest.raises(UnsupportedModelError, match=r"model\.layers\.0\.self_attn, a Qwen3Attention, has "):
+        model(**batch)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"sliding_window": 5}, {"layer_types": ["full_attention"] * 4}, {"layer_types": ["sliding_attention"] * 4}],
+    ids=str,
+)
+def test_a_base_model_with_a_configuration_of_its_own(settings):
+    stock, batch = with_another_base(**settings), nopad.PackedBatch.from_sequences(GIVEN)
+    model = nopad.packed(copy.deepcopy(stock))
+    with torch.no_grad():
+        for one, ids in zip(batch.unpack_tokens(model(**batch).logits), GIVEN, strict=True):
+            alone = stock(input_ids=torch.tensor([ids])).logits[0]
+            assert float((one - alone).abs().max()) <= 1e-11
+
+
+class Around(nn.Module):
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, *args, **kwargs):
+        return self.inner(*args, **kwargs)
+
+
+class OwnAttention(Qwen3Attention):
+    pass
+
+
+def around_layers(model):
+    model.layers = nn.ModuleList(map(Around, model.layers))
+
+
+def around_attention(model):
+    for layer in model.layers:
+        layer.self_attn = Around(layer.self_attn)
+
+
+def attention_of_ones_own(model):
+    for number, layer in enumerate(model.layers):
+        layer.self_attn = OwnAttention(model.config, number)
+
+
+def compiled(model):
+    for number, layer in enumerate(model.layers):
+        model.layers[number] = torch.compile(layer)
+
+
+def checkpointed(model):
+    for number, layer in enumerate(model.layers):
+        model.layers[number] = checkpoint_wrapper(layer)
+
+
+def another_window_in_attention(model):
+    next(one for one in model.modules() if isinstance(one, Qwen3Attention)).sliding_window = 2
+
+
+def meta(wrap):
+    """A model of which `wrap` put some modules into others, and what it said then"""
+    with torch.device("meta"):
+        model = t.Qwen3Model(t.Qwen3Config(**{**TINY, **ALTERNATING, "use_sliding_window": True}))
+        wrap(model)
+    return model, seen_in(model)
+
+
+def check(model, first):
+    Windows(model, [one for one in model.modules() if isinstance(one, Qwen3Attention)], first).check()
+
+
+WRAPS = [around_layers, around_attention, attention_of_ones_own, compiled, checkpointed]
+
+
+@pytest.mark.filterwarnings("ignore:.*script_method:DeprecationWarning")  # of torch.compile
+@pytest.mark.parametrize("change", [of_another_size, of_other_types, exchanged, another_window_in_attention])
+@pytest.mark.parametrize("wrap", WRAPS)
+def test_layers_in_modules_of_others_say_what_they_said(wrap, change):
+    model, first = meta(wrap)
+    check(model, first)
+    change(model)
+    with pytest.raises(UnsupportedModelError, match=r"make it pack-safe anew|make both agree"):
+        check(model, first)
+
+
+@pytest.mark.filterwarnings("ignore:.*script_method:DeprecationWarning")  # of torch.compile
+def test_settings_that_decide_nothing_may_change():
+    model, batch = build("qwen3", "base", **ALTERNATING), nopad.PackedBatch.from_sequences([[5, 6, 7], [8]])
+    nopad.packed(model)(**batch)
+    model.gradient_checkpointing = True
+    model.train().eval()
+    for name, value in {"pad_token_id": 3, "use_cache": False, "attention_dropout": 0.5}.items():
+        setattr(model.config, name, value)
+    ours = {"my_window": 7, "local_array": np.ones(2), "global_list": [np.ones(2)], "lock": threading.Lock()}
+    vars(model.config).update(ours, windowed=float("nan"), pattern=object())
+    model(**batch)
+    windows = model._nopad_state.windows
+    model(**batch)
+    assert model._nopad_state.windows is windows  # compared once
+    model.config.id2label, model.config.problem_type = {0: "a"}, "regression"
+    for layer in model.layers:
+        layer.self_attn.attention_dropout = 0.5
+    model(**batch)
+    for wrap in (compiled, checkpointed):
+        first = seen_in(model)
+        wrap(model)
+        check(model, first)
+
+
+def test_the_check_of_each_call_takes_little_time():
+    model = t.BertModel(t.BertConfig(**{**TINY, "num_hidden_layers": 12}))
+    windows = Windows(model, [one for one in model.modules() if type(one).__name__ == "BertSelfAttention"], {})
+    took = []
+    for _ in range(50):
+        began = time.perf_counter()
+        assert windows.are_current
+        windows.check()
+        took.append(time.perf_counter() - began)
+    assert min(took) < 1e-4

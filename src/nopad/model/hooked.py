@@ -40,7 +40,7 @@ from nopad.model.own import changes, foreign, own_modules
 from nopad.model.proven import Proven
 from nopad.model.unguarded import check_rows
 from nopad.model.vocabulary import LabelledOnly
-from nopad.model.windows import Windows
+from nopad.model.windows import Seen, Windows, seen_in
 from nopad.threads import check_free, new_lock
 
 __all__ = ["Enter", "HookedModel", "Leave", "part_of"]
@@ -87,6 +87,8 @@ class HookedModel:
         attends: those modules of `attending` that look up their attention function in transformers' registry, when
             hooks were last attached; () if `Family.route` is not "interface".
         windows: the windows that `attends` must have; None: not yet known.
+        first: what the modules said about what tokens see, when the model was made pack-safe.
+        reason: what `Family.refuse` said of the configuration then: a proof may admit what it refuses.
         roles: roles of the hooks whose runs are checked at the end of a packed call (`nopad.model.postconditions`).
         lock: held while hooks are attached anew.
     """
@@ -107,6 +109,8 @@ class HookedModel:
     proven: Proven | None = None
     attends: tuple[nn.Module, ...] = ()
     windows: Windows | None = None
+    first: Seen = field(default_factory=dict)
+    reason: str | None = None
     roles: tuple[str, ...] = ()
     lock: Any = field(default_factory=new_lock)
 
@@ -135,6 +139,7 @@ class HookedModel:
         """
         attention.register()
         model = self.model
+        self.first, self.reason = seen_in(self.attending), self.family.refuse(model.config)
         self.own, self.watch = foreign(model), Watch([call for _, call in changes(model)])
         self.proven = Proven.of([one for _, one in own_modules(model)], model.config) if self.own else None
         self.cell.owned = True
@@ -217,14 +222,21 @@ class HookedModel:
                 )
 
     def check_windows(self) -> None:
-        """Check that each layer has the window that the model's configuration states for a layer at this place.
+        """Check that what tokens see is what the model's configuration states, and what it stated at `packed`.
 
         Raises:
-            UnsupportedModelError: a layer has another window, or no model can be built from the configuration.
+            UnsupportedModelError: a layer has another window, or no model can be built from the configuration; or the
+                configuration was changed in what decides this, or to one that `Family.refuse` refuses.
         """
+        reason = self.family.refuse(self.model.config)
+        if reason is not None and reason != self.reason:
+            raise UnsupportedModelError(
+                f"the configuration of this {type(self.model).__name__} was changed after it was made pack-safe, and "
+                f"it cannot run on packs any more: {reason}; run its sequences padded"
+            )
         windows = self.windows
         if windows is None or not windows.are_current:
-            windows = self.windows = Windows(self.attending, self.attends)
+            windows = self.windows = Windows(self.attending, self.attends, self.first)
         windows.check()
 
     def remove(self) -> None:
