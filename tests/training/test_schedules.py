@@ -179,6 +179,24 @@ def test_a_schedule_begins_where_the_loader_stands():
         CountedLR(optimizer, Schedule(counts="tokens"), given, epochs=1)
 
 
+@pytest.mark.parametrize("given_already", [1, 3, None])
+def test_a_run_resumes_however_little_is_left(given_already):
+    """What was left was taken for all of training, and was shorter than the warm-up, or nothing."""
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+    first, schedule = loader(accumulation=1), Schedule(counts="sequences", warmup=len(LENGTHS))
+    begun = CountedLR(optimizer, schedule, first, epochs=1)
+    for _ in itertools.islice(first, given_already):
+        optimizer.step()
+        begun.step()
+    again = loader(accumulation=1)
+    again.load_state_dict(first.state_dict())
+    with pytest.raises(OptionError, match="if a state is loaded into the schedule next, give resumes=True"):
+        CountedLR(optimizer, schedule, again, epochs=1)
+    resumed = CountedLR(optimizer, schedule, again, epochs=1, resumes=True)
+    resumed.load_state_dict(begun.state_dict())
+    assert (resumed.total, resumed.get_last_lr()) == (begun.total, begun.get_last_lr())
+
+
 def test_another_length_of_training_is_taken_and_another_count_refused():
     given = loader()
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)

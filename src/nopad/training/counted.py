@@ -37,6 +37,8 @@ class CountedLR(LRScheduler):
         epochs: length of training in epochs, counted from the loader's first epoch. If ``schedule.total`` is None,
             `epochs` or `steps` is needed.
         steps: length of training in optimiser steps, counted from now; takes precedence over `epochs`.
+        resumes: whether a state is loaded before the first step. It has the length of its run, so what the loader has
+            not given yet may be shorter than the warm-up.
 
     Attributes:
         total: length of the whole schedule, in the unit that the schedule counts.
@@ -70,6 +72,7 @@ class CountedLR(LRScheduler):
         *,
         epochs: float | None = None,
         steps: int | None = None,
+        resumes: bool = False,
     ) -> None:
         if schedule.counts != "steps":
             if loader is None:
@@ -85,7 +88,13 @@ class CountedLR(LRScheduler):
         self._from_first = schedule.total is None and steps is None  # epochs are counted from the loader's first epoch
         self.total = self._whole - self._begun * self._from_first
         self.before: int | None = None
-        schedule.checked(self.total)
+        self._first = self._whole if resumes else self.total  # either gives the same rate before the first step
+        try:
+            schedule.checked(self._first)
+        except OptionError as error:
+            if self._first == self._whole:
+                raise
+            raise OptionError(f"{error}; if a state is loaded into the schedule next, give resumes=True") from error
         super().__init__(optimizer)
 
     def _seen_by(self, loader: PackedLoader) -> int:
@@ -119,9 +128,9 @@ class CountedLR(LRScheduler):
         """Return the learning rate of each parameter group, given what was seen so far.
 
         Raises:
-            OptionError: as for `seen`.
+            OptionError: as for `seen`; or no state was loaded, and `total` is below 1 or shorter than the warm-up.
         """
-        ratio = self.schedule.ratio(self.seen, self.total)
+        ratio = self.schedule.ratio(self.seen, self.total if self.last_epoch > 0 else self._first)
         return [base * ratio for base in self.base_lrs]
 
     def state_dict(self) -> dict[str, Any]:

@@ -162,7 +162,7 @@ class PreparingMixin(_Base):
         else:
             length = {"steps": args.max_steps} if args.max_steps > 0 else {"epochs": args.num_train_epochs}
         chosen: Any = optimizer or self.optimizer
-        made: Any = CountedLR(chosen, schedule, self.train_dataset, **length)
+        made: Any = CountedLR(chosen, schedule, self.train_dataset, **length, resumes=self._steps_done > 0)
         self.lr_scheduler = made
         return made
 
