@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import datetime
 import gc
 import os
 import pickle
@@ -168,6 +169,39 @@ class TestChats:
             assert tok.decode(learned) == " ".join(answers)
         assert "columns left out: source" in repr(dataset)
 
+    @pytest.mark.parametrize("form", [list, iter, as_dataset])
+    def test_the_template_sees_what_was_given(self, form):
+        """What JSON lacks was turned into its `repr` before the template saw it."""
+        seen = "'datetime' not in message.at | string"  # as is the `repr` of a date
+        beside = {"at": datetime.date(2020, 1, 2)}
+        if form is not as_dataset:
+            seen += " and message.pair | string == '(3, 4)' and 5 in message.names"
+            beside |= {"pair": (3, 4), "names": {5: "a"}}
+        turn = "{% if " + seen + " %}{{ ' one' }}{% endif %}{{ ' [EOS]' }}"
+        tok = templates.tokenizer(templates.PLAIN.replace(" + ' [EOS]' }}", " }}" + turn))
+        records = [{"messages": [one | beside for one in chat("is it", "no")]}] * 3
+        dataset = nopad.pack_dataset(form(records), 24, tokenizer=tok)
+        expected = tok.apply_chat_template(records[0]["messages"], return_dict=False)
+        assert tok.decode(expected).count(" one") == 2
+        assert sequences_of(dataset) == {n: [(expected,)] for n in range(3)}
+
+    @pytest.mark.parametrize("form", [list, iter])
+    def test_functions_as_tools(self, form):
+        """As transformers takes them; each such record was refused."""
+
+        def weather(city: str):
+            """Tell the weather.
+
+            Args:
+                city: the city
+            """
+
+        tok = templates.tokenizer(templates.TOOLS)
+        record = {"messages": chat("is it", "no"), "tools": [weather]}
+        dataset = nopad.pack_dataset(form([record]), 24, tokenizer=tok)
+        expected = tok.apply_chat_template(record["messages"], tools=[weather], return_dict=False)
+        assert sequences_of(dataset) == {0: [(expected,)]}
+
     def test_long_ones(self):
         tok = templates.tokenizer(templates.PLAIN)
         told = (
@@ -207,6 +241,29 @@ class TestChats:
         assert len(found[1]) == 1
         assert nopad.verify(dataset.path) == []
 
+    @pytest.mark.parametrize("over_long", ["drop", "truncate"])
+    @pytest.mark.parametrize("as_task", [False, True])
+    @pytest.mark.parametrize(
+        "turns",
+        [
+            ("is it", "yes when no", "why why why why why why", "no"),  # the second is too long
+            ("is it", "yes yes yes yes yes yes yes when no", "why", "no"),  # the first is, since it is not rewritten
+            ("is it", "yes when no", "why why why why why why", "no", "why", "no", "why", "no"),
+        ],
+    )
+    def test_one_of_several_sequences_is_too_long(self, turns, as_task, over_long):
+        """It counted as a record that was left out, so the dataset failed its own verification."""
+        tok = templates.tokenizer(templates.REWRITING)
+        how = {"tokenizer": tok, "chat": {"rewriting": "expand"}}
+        if as_task:
+            how = {"task": nopad.tasks.Chat(tok, rewriting="expand")}
+        records = [{"messages": chat(*turns)}, {"messages": chat("is it", "no")}]
+        dataset = nopad.pack_dataset(records, 13, over_long=over_long, **how)
+        assert sorted(sequences_of(dataset)) == [0, 1]
+        counts = dataset.manifest.counts
+        assert (counts["records"], counts["truncated"], counts["dropped"], counts["empty_skipped"]) == (2, 1, 0, 0)
+        assert nopad.verify(dataset.path) == []
+
 
 def test_pairs_of_texts():
     tok = tokenizer()
@@ -216,6 +273,16 @@ def test_pairs_of_texts():
         [(ids, label)] = sequences_of(dataset, "label")[number]
         assert (ids, label) == (tok(record["a"], record["b"])["input_ids"], record["label"])
     assert dataset[0]["token_type_ids"].size == dataset[0].input_ids.size
+
+
+def test_a_bad_pair_is_not_truncated():
+    """Its label is missing, so it is left out, and nothing of it is cut."""
+    records = [{"a": "why " * 30, "b": "no", "label": label} for label in (1, None, 0)]
+    how = {"tokenizer": tokenizer(), "text_pair": ("a", "b"), "over_long": "truncate", "on_bad_record": "skip"}
+    counts = nopad.pack_dataset(records, 10, **how).manifest.counts
+    alone = nopad.pack_dataset(records[:1], 10, **how).manifest.counts
+    assert (counts["bad_skipped"], counts["truncated"]) == (1, 2)
+    assert counts["truncated_tokens"] == 2 * alone["truncated_tokens"]
 
 
 @pytest.mark.parametrize("special", [True, False])

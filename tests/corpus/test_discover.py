@@ -74,6 +74,15 @@ def test_links_are_followed_but_not_round_in_circles(tmp_path):
     assert source.ignored == ("round",)
 
 
+def test_a_folder_that_is_called_like_a_file_is_none(tmp_path):
+    """It was opened as one: "not a regular file"."""
+    write(tmp_path, {"data/a.txt": b"a", "data/wiki.txt/nopad.json": b"{}", "data/state.json/nopad.json": b"{}"})
+    (tmp_path / "data/round.txt").symlink_to("..")
+    source = open_source(tmp_path / "data")
+    assert names(source) == ["a.txt"]
+    assert source.ignored == ("round.txt", "wiki.txt")
+
+
 def test_lines_of_a_text_file(tmp_path, one_by_one):
     write(tmp_path, {"a.txt": b"a\nb\n"})
     [block] = open_source(tmp_path, nopad.ReaderOptions(text_unit="line")).blocks()

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nopad.corpus.policy import assemble, cut, cut_counts
+from nopad.corpus.policy import assemble, cut, outcome
 
 LENGTHS = st.lists(st.integers(0, 30), max_size=20).map(lambda values: np.array(values, dtype=np.int64))
 
@@ -36,11 +36,27 @@ def test_split_covers_every_token_once(lengths, room):
 
 @given(LENGTHS, st.integers(1, 12), st.sampled_from(["truncate", "drop", "split"]))
 def test_counts_account_for_every_token(lengths, room, over_long):
-    counts = cut_counts(lengths, room, over_long)
-    lost = counts.get("truncated_tokens", 0) + counts.get("dropped_tokens", 0)
-    assert lost + cut(lengths, room, over_long).length.sum() == lengths.sum()
-    assert sum(v for k, v in counts.items() if not k.endswith("tokens")) == (lengths > room).sum()
+    pieces = cut(lengths, room, over_long)
+    counts = outcome(lengths, np.arange(lengths.size), pieces)
+    assert counts["truncated_tokens"] + counts["dropped_tokens"] + pieces.length.sum() == lengths.sum()
+    assert counts["empty_skipped"] == (lengths == 0).sum()
+    assert counts[{"truncate": "truncated", "drop": "dropped"}.get(over_long, over_long)] == (lengths > room).sum()
+    assert sum(v for k, v in counts.items() if not k.endswith("tokens")) == ((lengths > room) | (lengths == 0)).sum()
     assert all(type(value) is int for value in counts.values())
+
+
+@given(st.lists(st.tuples(st.integers(0, 30), st.booleans()), max_size=20), st.integers(1, 12))
+def test_each_record_of_several_sequences_is_packed_or_left_out(given, room):
+    """Each sequence that was left out counted as a record, although others of the record were packed."""
+    lengths, record = np.array([n for n, _ in given], np.int64), np.cumsum([new for _, new in given], dtype=np.int64)
+    for over_long in ("truncate", "drop", "split"):
+        pieces = cut(lengths, room, over_long)
+        counts, kept = outcome(lengths, record, pieces), set(record[pieces.row].tolist())
+        assert len(kept) + counts["dropped"] + counts["empty_skipped"] == np.unique(record).size
+        whole = {n for n in kept if ((lengths[record == n] <= room) & (lengths[record == n] > 0)).all()}
+        harmed = {n for n in kept if (lengths[record == n] == 0).any()} if over_long == "split" else kept - whole
+        assert counts["truncated"] == len(harmed)
+        assert counts["truncated_tokens"] + counts["dropped_tokens"] + pieces.length.sum() == lengths.sum()
 
 
 @given(

@@ -261,19 +261,19 @@ def test_pairs_beyond_the_vocabulary_take_no_counts_with_them():
 @pytest.mark.parametrize("bad", [[0], [1, 3], [4], [0, 1, 2, 3, 4]])
 def test_records_keep_their_numbers_beside_bad_sequences(bad):
     """Of records 0, 2 and 3 of 5, an encoder made 1, 3 and 1 sequences."""
-    origin = Origin(record=np.array([0, 2, 2, 2, 3]), start=np.arange(5), of=5)
+    origin = Origin(record=np.array([0, 2, 2, 2, 3]), of=5)
     ids = Sequences(seq_lengths=np.ones(5, np.int32), tokens={"input_ids": np.isin(np.arange(5), bad).astype(np.int32)})
     run = Records(lines=np.arange(1, 6), ids=ids, origin=origin, counts={"documents": 9})
-    passed, numbers, starts, counts = 0, [], [], []
+    passed, numbers, lines, counts = 0, [], [], []
     for one in within_vocabulary(run, 1):
         if isinstance(one, Records):
             numbers += (passed + one.origin.record).tolist()
-            starts += one.origin.start.tolist()
+            lines += one.lines.tolist()
             counts.append(one.counts.get("documents", 0))
         passed += one.origin.of if isinstance(one, Records) else 1
     good = [n for n in range(5) if origin.record[n] not in origin.record[bad]]
     assert (passed, sum(counts)) == (5, 9)
-    assert (numbers, starts) == (origin.record[good].tolist(), good)
+    assert (numbers, lines) == (origin.record[good].tolist(), [n + 1 for n in good])
 
 
 def test_a_record_is_bad_once_for_all_its_sequences(tmp_path):

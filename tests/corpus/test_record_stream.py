@@ -171,6 +171,20 @@ def test_a_record_that_json_cannot_hold_is_a_bad_one():
     assert made[2] == ["a value cannot be written as JSON: nested too deeply"]
 
 
+def test_the_data_of_equal_records_are_equal_in_every_process():
+    """The order of a set depends on the process, and so do addresses in memory: no job could be resumed."""
+
+    def tool(city: str):
+        """Tell the weather."""
+
+    [made] = json.loads(as_json([{"set": {"c", "b", "a"}, "object": object(), "function": tool}]))
+    assert made["set"] == ["'a'", "'b'", "'c'"]
+    assert made["object"] == "<object object>"
+    assert "tool>" in made["function"]
+    assert "Tell the weather." in made["function"]
+    assert " at 0x" not in made["function"]
+
+
 def test_an_iterator_is_read_once():
     stream = open_records(iter(RECORDS[:3]))
     assert (stream.read_again(), open_records(RECORDS).read_again()) == (False, True)

@@ -515,6 +515,7 @@ class TestWhatAStrangerFound:
             ({"label": 1}, {"label": 1, "labels": 5}, True),
             ({}, {"label": None, "url": "x"}, False),
             ({"label": "x"}, {"label": 1, "label_ids": 1}, False),  # left out by name
+            *(({}, {"labels": odd}, False) for odd in (["bug", "ui"], "bug", {"a": 1}, [1, 2])),  # no labels
         ],
     )
     def test_labels_beside_text_that_come_late(self, tmp_path, first, late, bad):
@@ -547,6 +548,36 @@ class TestWhatAStrangerFound:
             bad = [one for block in source.blocks() for one in block.records() if isinstance(one, BadRecord)]
             assert [one.line for one in bad] == [1201]
             assert bad[0].reason.startswith("has 'attention_mask', which the first records have not")
+
+    @pytest.mark.parametrize("one", [np.array(1), pa.scalar(0.5), np.float32(1), 1])
+    def test_a_mask_of_one_value_of_any_kind(self, one):
+        """Arrays without dimensions and scalars were called lists that come late, in row 1 too."""
+        row = {"input_ids": [1, 2]}
+        for rows in ([row | {"attention_mask": one}] * 2, [row] * 1200 + [row | {"attention_mask": one}]):
+            runs = [run for block in open_source(rows).blocks() for run in block.records()]
+            assert sum(run.lines.size for run in runs) == len(rows)
+
+    @pytest.mark.parametrize("late", ["3", "0.5", "x", ""])
+    @pytest.mark.parametrize("suffix", [".csv", ".tsv"])
+    def test_labels_behind_empty_cells(self, tmp_path, suffix, late):
+        """The column held text then, so labels were left out; as JSON, the same records are refused."""
+        mark = "," if suffix == ".csv" else "\t"
+        path = tmp_path / f"a{suffix}"
+        path.write_text("".join(mark.join(row) + "\n" for row in [("text", "label"), *[("a", "")] * 1001, ("b", late)]))
+        for encoder in (None, Fields(["text"])):
+            with pytest.raises(SourceError, match=r"the column 'label' is null in every record that was looked at"):
+                open_source(path, ReaderOptions(find_labels=True), encoder=encoder)
+            assert open_source(path, encoder=encoder).left_out == ("label",)
+
+    @pytest.mark.parametrize("kind", [pa.int64(), pa.float32()])
+    def test_labels_of_a_dictionary_type_beside_text(self, tmp_path, kind):
+        label = pa.array([1, 2, 1], kind).dictionary_encode()
+        table = pa.table({"text": ["a", "b", "c"], "label": label})
+        with pa.ipc.new_file(tmp_path / "a.arrow", table.schema) as file:
+            file.write_table(table)
+        source = open_source(tmp_path / "a.arrow", ReaderOptions(find_labels=True))
+        [run] = [run for block in source.blocks() for run in block.records()]
+        assert run.values["label"].to_pylist() == [1, 2, 1]
 
     def test_a_stream_cut_between_two_batches(self, tmp_path):
         table = pa.table({"input_ids": [[1], [2], [3]]})

@@ -174,6 +174,9 @@ def test_chats_are_cut_dropped_and_expanded():
     made = rewriting.encode([{"messages": chat("is it", "yes when no", "why", "no")}, long])
     assert (made.record.tolist(), made.counts) == ([0, 0, 1], {"expanded": 1})
     assert rewriting.merged([{"logprob": -float(n), "tokens": n} for n in (1, 2, 3)], made)[0]["logprob"] == -3.0
+    short = Chat(tokenizer(templates.REWRITING), rewriting="expand", max_length=9, over_long="drop")
+    made = short.encode([{"messages": chat("is it", "yes when no", "why", "no")}])
+    assert (made.record.tolist(), made.counts) == ([0], {"expanded": 1, "truncated": 1})  # a part of it is dropped
 
 
 def test_bad_input_is_refused():

@@ -5,8 +5,10 @@ The first line names the columns. Each column holds numbers or text.
 The first thousand rows decide. A column holds numbers if each of its cells there is empty or a number as a program
 writes it, and not all are empty: ``12``, ``-0.5`` and ``1e-3`` are such numbers; ``007``, ``+1``, ``nan`` and integers
 of more than 18 digits are not. In such a column, an empty cell is None. A later cell that is neither empty nor a number
-makes its row a bad record. All other columns hold text, and an empty cell is "". In CSV, quotes work as in RFC 4180,
-and a quote that is never closed is an error; in TSV, a quote is a character like any other, as in GLUE's files.
+makes its row a bad record. All other columns hold text, and an empty cell is "". But if the first cells of a column of
+labels are all empty, each empty cell is None, and each other one is a number if it looks like one, so that labels that
+come late are noticed. In CSV, quotes work as in RFC 4180, and a quote that is never closed is an error; in TSV, a quote
+is a character like any other, as in GLUE's files.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from nopad.corpus.inputs import BYTE_ORDER_MARK, InputFile, not_utf8
 from nopad.corpus.records import DOCUMENT_BYTES, shown
 from nopad.corpus.runs import ROWS, Bad, Run
 from nopad.errors import RecordError, SourceError
+from nopad.sequences import LABELS
 
 __all__ = ["delimited_runs"]
 
@@ -55,7 +58,7 @@ def delimited_runs(file: InputFile, strings: Collection[str] = ()) -> Iterator[R
         raise SourceError(f"{file.path}: two columns are named {twice[0]!r}; the first line names the columns")
     first, broken = _taken(rows)
     readers = [
-        str if name in strings else _reader([row[at] for _, row in first if len(row) == len(names)])
+        str if name in strings else _reader(name, [row[at] for _, row in first if len(row) == len(names)])
         for at, name in enumerate(names)
     ]
     while first or broken:
@@ -133,14 +136,16 @@ def _not_utf8(cell: str) -> bool:
     return any("\udc80" <= one <= "\udcff" for one in cell)
 
 
-def _reader(cells: _Cells) -> Callable[[str], Any]:
-    """Return the function that turns a cell of a column into a value.
+def _reader(name: str, cells: _Cells) -> Callable[[str], Any]:
+    """Return the function that turns a cell of the column `name` into a value.
 
     `cells` are the column's first cells. If each of them is a number or empty, and not all are empty, the function
     returns an int or a float, and None for an empty cell; it raises ValueError for any other cell. Otherwise, the
-    function is `str`.
+    function is `str`; but for a column of labels (`LABELS`) whose cells are all empty, it is `_late`.
     """
     filled = [cell for cell in cells if cell]
+    if name in LABELS and not filled:
+        return _late
     if not filled or not all(map(_NUMBER.fullmatch, filled)):
         return str
     return _integer if all(map(_INTEGER.fullmatch, filled)) else _float
@@ -148,6 +153,10 @@ def _reader(cells: _Cells) -> Callable[[str], Any]:
 
 def _integer(cell: str) -> int | float | None:
     return int(cell) if _INTEGER.fullmatch(cell) else _float(cell)
+
+
+def _late(cell: str) -> int | float | str | None:
+    return _integer(cell) if not cell or _NUMBER.fullmatch(cell) else cell
 
 
 def _float(cell: str) -> float | None:

@@ -360,15 +360,16 @@ def _find_in(folder: Path, suffixes: Suffixes) -> tuple[list[InputFile], list[st
         SourceError: the folder has no file that is read; it holds a saved dataset of which a file is missing; or a file
             in it cannot be read.
     """
-    names = sorted(_walk(folder), key=lambda name: name.encode("utf-8", "surrogateescape"))
+    found = dict(_walk(folder))
+    names = sorted(found, key=lambda name: name.encode("utf-8", "surrogateescape"))
     read: dict[str, str] = {}
     files, ignored = [], []
-    apart = _no_part(names, lambda name: InputFile.found(folder / name, name), folder)
+    apart = _no_part([name for name in names if found[name]], lambda name: InputFile.found(folder / name, name), folder)
     for name in names:
         if name in apart:
             ignored.append(f"{name} (no part of the saved dataset)")
             continue
-        if not suffixes.is_read(InputFile(path=folder / name, name=name, size=0)):
+        if not (found[name] and suffixes.is_read(InputFile(path=folder / name, name=name, size=0))):
             if name.split("/")[-1] not in BESIDE:
                 ignored.append(name)
             continue
@@ -385,11 +386,11 @@ def _find_in(folder: Path, suffixes: Suffixes) -> tuple[list[InputFile], list[st
     return files, ignored
 
 
-def _walk(folder: Path) -> Iterator[str]:
+def _walk(folder: Path) -> Iterator[tuple[str, bool]]:
     """Yield the relative POSIX paths of all files that are not hidden, and of the folders that are not entered.
 
-    Two kinds of folder are yielded and not entered: packed datasets, and links to a folder that contains the link.
-    Hidden folders are neither yielded nor entered.
+    Each path comes with whether it is that of a file. Two kinds of folder are yielded and not entered: packed datasets,
+    and links to a folder that contains the link. Hidden folders are neither yielded nor entered.
     """
 
     def fail(error: OSError) -> None:
@@ -403,6 +404,6 @@ def _walk(folder: Path) -> Iterator[str]:
         loops = [n for n in kept if (here + os.sep).startswith(os.path.realpath(os.path.join(parent, n)) + os.sep)]
         packed = [name for name in kept if os.path.isfile(os.path.join(parent, name, MANIFEST))]
         folders[:] = [name for name in kept if name not in loops + packed]
-        for name in files + sorted({*loops, *packed}):
+        for name in [*files, *sorted({*loops, *packed})]:
             if not name.startswith("."):
-                yield (Path(parent) / name).relative_to(folder).as_posix()
+                yield (Path(parent) / name).relative_to(folder).as_posix(), name in files

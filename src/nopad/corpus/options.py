@@ -212,6 +212,7 @@ class Counts:
             tokens included.
         truncated, split, dropped: number of records with more tokens than `CorpusOptions.content_capacity` that were
             truncated, split or dropped. `split` also counts records of which a task or encoder made several sequences.
+            A record counts as truncated, not as dropped, if others of these are left.
         truncated_tokens, dropped_tokens: number of content tokens lost by truncating and by dropping records.
         empty_skipped, bad_skipped: number of records skipped because they were empty, or could not be decoded.
         stripped, stripped_tokens: number of records that had padding, and number of padding tokens removed from them.

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from nopad import random
 from nopad.corpus.masks import MASKABLE, Masks, default_predictions
 from nopad.corpus.options import Empty, OverLong
-from nopad.corpus.policy import cut, cut_counts
+from nopad.corpus.policy import cut
 from nopad.corpus.sentences import SentenceUnit, sentences_of
 from nopad.corpus.tokenizer import Tokenizer
 from nopad.errors import OptionError, RecordError
@@ -360,12 +360,10 @@ def _fitting(given: Sentences, options: PairOptions) -> tuple[Sentences, dict[st
     over = int(np.count_nonzero(given.lengths > most))
     if not over:
         return given, {}
-    lost = cut_counts(given.lengths, most, options.over_long)
-    tokens_lost = lost.get("truncated_tokens", 0) + lost.get("dropped_tokens", 0)
     row, start, length = cut(given.lengths, most, options.over_long)
     begins = np.cumsum(given.lengths) - given.lengths
     tokens = gather_runs(given.tokens, begins[row] + start, length)[0]
-    counts = {"long_sentences": over, "long_sentences_tokens": tokens_lost}
+    counts = {"long_sentences": over, "long_sentences_tokens": int(given.lengths.sum() - length.sum())}
     return Sentences(tokens, length, given.document[row]), counts
 
 

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nopad.corpus.options import CorpusOptions, Counts
-from nopad.corpus.policy import assemble, cut, cut_counts
+from nopad.corpus.policy import assemble, cut, outcome
 from nopad.corpus.records import BadRecord, Record, Records, run_of, within_document, within_length, within_vocabulary
 from nopad.corpus.source import Block
 from nopad.corpus.tokenizer import Tokenizer
@@ -58,8 +58,8 @@ class Group(NamedTuple):
         batch: the sequences, in the columns ``input_ids`` (int32), ``seq_index`` (int64), ``seq_start`` (int64), and
             those that are packed along. Of the latter, columns with one value per sequence are Arrow arrays.
             ``seq_index`` is the number of the record from which a sequence was made; records are counted from 0, with
-            the skipped ones, through all sources of a mixture. ``seq_start`` is the index in the record's content
-            tokens at which the sequence starts; it is 0 unless several sequences were made of the record.
+            the skipped ones, through all sources of a mixture. ``seq_start`` is the number of content tokens
+            in the sequences before it that were made of the same record.
         counts: how many records of the blocks were kept, skipped, truncated and so on.
         blocks: the blocks that the sequences were made from.
 
@@ -362,9 +362,8 @@ def finish(gathered: Gathered, wait: Content, tokenizer: Tokenizer | None, optio
     pieces = cut(lengths, room, options.over_long)
     around = (tokenizer.prefix, tokenizer.suffix) if tokenizer and special else (_NONE, _NONE)
     runs = [part.run for part in gathered.parts]
-    starts = np.concatenate(
-        [np.empty(0, np.int64), *(np.zeros_like(r.lines) if r.origin is None else r.origin.start for r in runs)]
-    )
+    record = gathered.record[pieces.row]
+    first, begins = np.diff(record, prepend=-1) != 0, np.cumsum(pieces.length) - pieces.length
     tokens = {
         name: assemble(column, lengths, pieces, *(around if name == "input_ids" else ()))
         for name, column in content.tokens.items()
@@ -375,17 +374,16 @@ def finish(gathered: Gathered, wait: Content, tokenizer: Tokenizer | None, optio
     batch = Sequences(
         seq_lengths=(pieces.length + special).astype(np.int32),
         tokens=tokens,
-        values={"seq_index": gathered.record[pieces.row], "seq_start": pieces.start + starts[pieces.row], **values},
+        values={"seq_index": record, "seq_start": begins - begins[first][np.cumsum(first) - 1], **values},
     )
     counts = Counts(
         records=gathered.records,
         sequences=len(batch),
         tokens=tokens["input_ids"].size,
-        empty_skipped=int((lengths == 0).sum()),
         bad_skipped=gathered.bad,
         stripped=sum(int(np.count_nonzero(run.padding)) for run in runs if run.padding is not None),
         stripped_tokens=sum(int(run.padding.sum()) for run in runs if run.padding is not None),
-        **cut_counts(lengths, room, options.over_long),
+        **outcome(lengths, gathered.record, pieces),
     )
     counts = sum((Counts(**run.counts) for run in runs if run.counts), counts)
     return Group(batch, counts, gathered.blocks)

@@ -40,19 +40,27 @@ def cut(lengths: NDArray[np.int64], room: int, over_long: OverLong) -> Pieces:
     return Pieces(row, start, np.minimum(lengths[row] - start, room))
 
 
-def cut_counts(lengths: NDArray[np.int64], room: int, over_long: OverLong) -> dict[str, int]:
-    """Return how many records `cut` truncates, splits or drops, and how many tokens it loses.
+def outcome(lengths: NDArray[np.int64], record: NDArray[np.int64], pieces: Pieces) -> dict[str, int]:
+    """Return how many records were split, truncated or dropped by `cut`, or skipped as empty, and the tokens lost.
 
-    The keys are field names of `Counts`: "truncated" and "truncated_tokens", "dropped" and "dropped_tokens", or "split"
-    alone; for "error", there are no keys. `lengths` are the numbers of tokens of the records, int64 ``[n]``. `room` is
-    the maximum for a piece, and `over_long` says what is done with longer records.
+    The keys are field names of `Counts`. `lengths` are the numbers of tokens of n sequences before they were cut,
+    int64 ``[n]``; `pieces` are what they were cut into. `record` is the number of each sequence's record, ascending,
+    int64 ``[n]``. A record is counted as a whole: it is dropped or skipped only if no piece of it is left. If pieces
+    are left, but one of its sequences was cut, dropped or empty, it is truncated.
     """
-    over = lengths[lengths > room]
-    if over_long == "truncate":
-        return {"truncated": over.size, "truncated_tokens": int((over - room).sum())}
-    if over_long == "drop":
-        return {"dropped": over.size, "dropped_tokens": int(over.sum())}
-    return {"split": over.size} if over_long == "split" else {}
+    which = np.cumsum(np.diff(record, prepend=-1) != 0) - 1
+    count = np.bincount(pieces.row, minlength=lengths.size)
+    lost = lengths - np.bincount(pieces.row, pieces.length, lengths.size).astype(np.int64)
+    kept, harmed = np.bincount(which, count) > 0, np.bincount(which, (lost > 0) | (lengths == 0)) > 0
+    over, left = np.bincount(which, lost) > 0, kept[which]
+    return {
+        "split": int(np.count_nonzero(np.bincount(which, count > 1))),
+        "truncated": int(np.count_nonzero(kept & harmed)),
+        "truncated_tokens": int(lost[left].sum()),
+        "dropped": int(np.count_nonzero(~kept & over)),
+        "dropped_tokens": int(lost[~left].sum()),
+        "empty_skipped": int(np.count_nonzero(~kept & ~over)),
+    }
 
 
 def assemble(

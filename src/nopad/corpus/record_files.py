@@ -1,8 +1,8 @@
 """`RecordFile`: a source of records (dicts), from CSV, TSV or JSON arrays; with an `Encoder`, from any records.
 
 An `Encoder` makes text or ids of each record. A JSON Lines file is read in blocks of whole lines. For all other inputs,
-a block is a run of records, written as JSON. The first thousand records decide the types of the columns that are
-packed along.
+a block is a run of records, which are decoded as they are; written as JSON, they are its data, from which fingerprints
+are made. The first thousand records decide the types of the columns that are packed along.
 """
 
 from __future__ import annotations
@@ -106,11 +106,11 @@ class RecordFile(Source):
 
     def blocks(self) -> Iterator[Block]:
         """Yield blocks: of whole lines if the file is JSON Lines, else of one run of records each."""
-        decoder = partial(_decode, lines=self._lines, encoder=self._encoder, schema=self._schema, chosen=self.selection)
-        block = partial(Block, name=self._name, decoder=decoder, path=self._path, ways=self._ways)
+        decoder = partial(_decode, encoder=self._encoder, schema=self._schema, chosen=self.selection)
+        block = partial(Block, name=self._name, path=self._path, ways=self._ways)
         if self._lines and self._file is not None:
             for data, _, line in self._file.line_blocks(self._block_bytes):
-                yield block(data=data, first_line=line)
+                yield block(data=data, decoder=decoder, first_line=line)
             return
         at = 1
         for run in self._runs():
@@ -118,7 +118,8 @@ class RecordFile(Source):
             places = tuple(
                 one.place if isinstance(one, Bad) else self._place(number) for number, one in enumerate(each, at)
             )
-            yield block(data=as_json(each), first_line=at, places=places)
+            decoded = partial(decoder, given=each)
+            yield block(data=as_json(each), decoder=decoded, first_line=at, places=places)
             at += run.count
 
     def _place(self, number: int) -> str:
@@ -215,24 +216,32 @@ def _chosen(
 
 
 def _decode(
-    data: bytes, first: int, *, lines: bool, encoder: Encoder | None, schema: pa.Schema, chosen: Selection
+    data: bytes,
+    first: int,
+    *,
+    encoder: Encoder | None,
+    schema: pa.Schema,
+    chosen: Selection,
+    given: Sequence[Mapping[str, Any] | Bad] | None = None,
 ) -> Iterator[Records | BadRecord]:
     """Yield the records of a block, in order: runs of good records as `Records`, and bad ones between them.
 
-    `data` has one JSON object per line if `lines` is True. Otherwise it is a JSON array, in which ``[reason]`` stands
-    for a bad record. `first` is the number of the block's first line or record. `encoder` makes records of each object;
-    None: each object is one record. `chosen` says which columns are read, and `schema` has their types.
+    `data` has one JSON object per line if `given` is None. Otherwise `given` are the records, and `data` is a JSON
+    array, in which ``[reason]`` stands for a bad record. `first` is the number of the block's first line or record.
+    `encoder` makes records of each object; None: each object is one record. `chosen` says which columns are read, and
+    `schema` has their types.
     """
     items: list[Mapping[str, Any]] = []
     at: list[int] = []
-    for line, value in json_lines(data, first) if lines else enumerate(from_json(data), first):
+    for line, value in json_lines(data, first) if given is None else enumerate(from_json(data), first):
         if isinstance(value, dict):
-            items.append(value)
+            # JSON has no dates, tuples or functions, and the template sees what the user gave
+            items.append(value if given is None else given[line - first])
             at.append(line)
             continue
         yield from _made(items, at, encoder, schema, chosen)
         items, at = [], []
-        yield BadRecord(line=line, reason=value[0]) if not lines else no_object(value, line)
+        yield BadRecord(line=line, reason=value[0]) if given is not None else no_object(value, line)
     yield from _made(items, at, encoder, schema, chosen)
 
 
@@ -300,8 +309,8 @@ def _origin(run: Records) -> Origin | None:
     first = np.diff(run.lines, prepend=-1) != 0
     if run.ids is None or first.all():
         return None
-    record, begins = np.cumsum(first) - 1, run.ids.begins
-    return Origin(record=record, start=begins - begins[first][record], of=int(record[-1]) + 1)
+    record = np.cumsum(first) - 1
+    return Origin(record=record, of=int(record[-1]) + 1)
 
 
 class _Once:

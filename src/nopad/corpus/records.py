@@ -127,12 +127,10 @@ class Origin:
 
     Attributes:
         record: number of each sequence's record in that run, from 0, ascending; int64 ``[n]``.
-        start: for each sequence, how many tokens the earlier sequences of the same record have; int64 ``[n]``.
         of: number of records in that run, including those of which no sequence was made.
     """
 
     record: NDArray[np.int64]
-    start: NDArray[np.int64]
     of: int
 
 
@@ -299,7 +297,7 @@ def _origin(run: Records, begin: int, end: int, passed: int, of: int) -> Origin 
     """
     if run.origin is None:
         return None
-    return Origin(record=run.origin.record[begin:end] - passed, start=run.origin.start[begin:end], of=of)
+    return Origin(record=run.origin.record[begin:end] - passed, of=of)
 
 
 def good_and_bad(rows: int, bad: Mapping[int, str]) -> Iterator[tuple[int, int, str | None]]:

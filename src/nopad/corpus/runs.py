@@ -9,9 +9,11 @@ and the line or row. All functions raise SourceError if the input cannot be read
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from inspect import isfunction
 from itertools import islice
 from typing import Any
 
@@ -44,6 +46,7 @@ __all__ = [
     "text_runs",
 ]
 
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 ROWS = 1000  # records in a run, if runs are not cut by bytes
 
 
@@ -97,9 +100,11 @@ class Run:
 def as_json(records: Iterable[dict[str, Any] | Bad]) -> bytes:
     """Return records as a JSON array, in bytes; ``[reason]`` stands for a bad record.
 
-    A value that JSON cannot hold is replaced by the result of its method `tolist` if it has one, as NumPy arrays do,
-    else by its `repr`. A key that JSON cannot hold is replaced by its `repr`. ``[reason]`` also stands for a record
-    that is nested too deeply, or holds an integer of thousands of digits.
+    Equal records give equal bytes in every process. A value that JSON cannot hold is replaced by the result of its
+    method `tolist` if it has one, as NumPy arrays do; else by its `repr` without addresses in memory. Of a set, the
+    values are sorted, and of a function, its annotations and docstring are added. A key that JSON cannot hold is
+    replaced by its `repr`. ``[reason]`` also stands for a record that is nested too deeply, or holds an integer of
+    thousands of digits.
     """
     values = [[one.reason] if isinstance(one, Bad) else one for one in records]
     try:
@@ -122,7 +127,15 @@ def _dumped(value: Any) -> bytes:
 
 
 def _plain(value: Any) -> Any:
-    return value.tolist() if hasattr(value, "tolist") else repr(value)
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    if isinstance(value, set | frozenset):
+        return sorted(map(_told, value))
+    return _told((value, value.__annotations__, value.__doc__) if isfunction(value) else value)
+
+
+def _told(value: Any) -> str:
+    return _ADDRESS.sub("", repr(value))
 
 
 def jsonl_runs(file: InputFile) -> Iterator[Run]:

@@ -9,10 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
-from numbers import Number
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
 from nopad.corpus.columns import is_name, is_untyped, listed_columns, no_column, type_of
@@ -49,7 +47,7 @@ class Selection:
             not "auto", or if the option `pad_id` is given. Otherwise its values might mark padding, and nobody would
             notice.
         new: names of columns that make a later record bad if it has them and they are not `known`; None: all columns
-            do. The method `unforeseen` says when a record has a column.
+            do. The method `unforeseen` says when a record has a column: values that can be no labels do not count.
     """
 
     content: str
@@ -67,18 +65,26 @@ class Selection:
 
         The first records lacked a column if it was null in all of them; they lacked ``attention_mask`` also if it held
         no lists. A record has a column if its value is neither null nor a dict. It has ``attention_mask`` if the value
-        is neither null nor one number or boolean. Only columns that are not among the `known` ones count. `new` says
-        which of these make a record bad.
+        is neither null nor one number or boolean, and a column of labels beside text if it is one. Only columns that
+        are not among the `known` ones count. `new` says which of these make a record bad.
         """
         looked_at = record if self.new is None else [name for name in self.new if name in record]
         if not looked_at:  # fast, since every text is asked
             return None
         new = (name for name in looked_at if is_name(name) and name not in self.known)
-        odd = next((name for name in new if _is_missed(name, record[name])), None)
+        odd = next((name for name in new if self._is_missed(name, record[name])), None)
         if odd is None:
             return None
         way, none = ("mask_field=", "None") if odd == MASK else ("carry=", "[]")
         return f"has {odd!r}, which the first records have not; add it to all records, or leave it out with {way}{none}"
+
+    def _is_missed(self, name: str, value: Any) -> bool:
+        """Return whether a record's column `name`, which has this `value`, must not be left out silently."""
+        if value is None:
+            return False
+        if name == MASK:
+            return not _is_one_number(value)
+        return not isinstance(value, Mapping) if self.new is None else _is_one_number(value)
 
     @property
     def columns(self) -> list[str]:
@@ -187,7 +193,7 @@ def label_column(schema: pa.Schema) -> list[str]:
     ['label']
     """
     found = [name for name in LABELS if schema.names.count(name) == 1][:1]
-    return [name for name in found if _is_number(schema.field(name).type)]
+    return [name for name in found if _is_number(_values_type(schema.field(name).type))]
 
 
 def late_labels(schema: pa.Schema) -> tuple[str, ...]:
@@ -286,7 +292,7 @@ def _mask(schema: pa.Schema, field: str, place: str) -> str | None:
         return None
     _check_once(schema, name, place)
     found = schema.field(name)
-    one = found.type.value_type if pa.types.is_dictionary(found.type) else found.type
+    one = _values_type(found.type)
     if field == "auto" and (_is_number(one) or (pa.types.is_null(one) and not is_untyped(found))):
         return None
     if not _holds_marks(found.type):
@@ -347,8 +353,7 @@ def _carried(schema: pa.Schema, name: str, kind: Kind) -> Carried | None:
     It says whether the column has one value per token (lists of numbers or booleans, only beside "ids") or per sequence
     (numbers, booleans or strings). The result is None if a column of this type cannot be packed along.
     """
-    found = schema.field(name).type
-    found = found.value_type if pa.types.is_dictionary(found) else found
+    found = _values_type(schema.field(name).type)
     if is_list(found):
         inside = found.value_type
         return Carried(name=name, per="token", type=str(inside)) if kind == "ids" and _is_number(inside) else None
@@ -357,13 +362,13 @@ def _carried(schema: pa.Schema, name: str, kind: Kind) -> Carried | None:
     return None
 
 
-def _is_missed(name: str, value: Any) -> bool:
-    """Return whether a record's column `name`, which has this `value`, must not be left out silently.
-
-    Null may be left out. So may an ``attention_mask`` of one number or boolean, which marks no padding, and a dict in
-    any other column.
-    """
-    return value is not None and not isinstance(value, Number | np.bool_ if name == MASK else Mapping)
+def _is_one_number(value: Any) -> bool:
+    """Return whether a value is one number or boolean, also as an array or tensor without dimensions."""
+    if isinstance(value, pa.Scalar):
+        value = value.as_py()
+    elif getattr(value, "ndim", None) == 0 and hasattr(value, "item"):
+        value = value.item()
+    return isinstance(value, int | float)
 
 
 def _check_once(schema: pa.Schema, name: str, place: str) -> None:
@@ -390,6 +395,11 @@ def is_string(kind: pa.DataType) -> bool:
 def _holds_marks(kind: pa.DataType) -> bool:
     """Return whether a column of this Arrow type can be a mask: whether it has lists of numbers or booleans."""
     return is_list(kind) and _is_number(kind.value_type)
+
+
+def _values_type(kind: pa.DataType) -> pa.DataType:
+    """Return the type of the values of a dictionary type; any other type is returned as it is."""
+    return kind.value_type if pa.types.is_dictionary(kind) else kind
 
 
 def _is_number(kind: pa.DataType) -> bool:

@@ -219,12 +219,26 @@ class Chat(Likely):
             made = encoder(conversation_of(one, number, self.roles), number)
             if len(made) > 1:
                 counts["expanded"] = counts.get("expanded", 0) + 1
-            for part in made:
-                kept = fitted(part, number, counts, self.max_length, self.over_long)
-                if kept is not None:
-                    found.append(kept)
-                    record.append(number)
+            before: dict[str, int] = {}
+            fit = [fitted(part, number, before, self.max_length, self.over_long) for part in made]
+            left = counted_once([one for one in fit if one is not None] or None, before, counts) or []
+            found += left
+            record += [number] * len(left)
         return answered(found, record, number + 1, counts)
+
+
+def counted_once(
+    made: list[Answered] | None, happened: Mapping[str, int], counts: dict[str, int]
+) -> list[Answered] | None:
+    """Return `made`, the sequences of one record; add 1 to `counts` if the record was dropped or truncated.
+
+    If `made` is None, the record counts as "dropped". Else, if `happened` is not empty, it counts as "truncated".
+    `happened` says how many of the record's sequences were truncated or dropped; the record counts only once.
+    """
+    name = "dropped" if made is None else "truncated" if happened else None
+    if name is not None:
+        counts[name] = counts.get(name, 0) + 1
+    return made
 
 
 def answered(

@@ -20,7 +20,7 @@ from nopad.corpus.chats import Answered, ChatEncoder, EndOfTurn, fitted
 from nopad.corpus.conversations import Conversation, Passage, conversation_of, pair_of, roles_of
 from nopad.errors import RecordError
 from nopad.losses import PreferenceLoss
-from nopad.tasks.causal import Likely, answered
+from nopad.tasks.causal import Likely, answered, counted_once
 from nopad.tasks.examples import Examples, field_of, float_of, numbered
 from nopad.tasks.pairing import REFERENCE, OfPreferences, OfRewards
 from nopad.tasks.task import Task
@@ -129,7 +129,7 @@ class Pairs(Task):
             if len(kept.ids) < len(one) and one[-1] in encoder.template.stops:
                 kept = replace(kept, ids=[*kept.ids[:-1], one[-1]])
             made.append(kept)
-        return _counted(made if len(made) == len(ids) else None, before, counts)
+        return counted_once(made if len(made) == len(ids) else None, before, counts)
 
     def model_options(self) -> dict[str, Any]:
         """Return a setting of the model's configuration: ``num_labels``, which is 1."""
@@ -237,7 +237,7 @@ class DPO(Likely):
             before: dict[str, int] = {}
             both = [part for one in pair_of(record, number, self.roles, prompted=True) for part in encoder(one, number)]
             fit = [fitted(one, number, before, self.max_length, self.over_long) for one in both]
-            left = _counted([one for one in fit if one is not None] if None not in fit else None, before, counts)
+            left = counted_once([one for one in fit if one is not None] if None not in fit else None, before, counts)
             if left is not None:
                 found += left
                 kept += [number] * 2
@@ -279,18 +279,6 @@ def _paired(examples: Examples, **values: NDArray[Any]) -> Examples:
     at = np.arange(len(examples))
     values = {"pair": examples.record.astype(np.int64), "chosen": 1 - at % 2, **values}
     return replace(examples, sequences=replace(examples.sequences, values=values))
-
-
-def _counted(made: list[Answered] | None, happened: Mapping[str, int], counts: dict[str, int]) -> list[Answered] | None:
-    """Return `made`, the sequences of one record; add 1 to `counts` if the record was dropped or truncated.
-
-    If `made` is None, the record counts as "dropped". Else, if `happened` is not empty, it counts as "truncated".
-    `happened` says how many of the record's sequences were truncated or dropped; the record counts only once.
-    """
-    name = "dropped" if made is None else "truncated" if happened else None
-    if name is not None:
-        counts[name] = counts.get(name, 0) + 1
-    return made
 
 
 def _by_pair(results: Sequence[dict[str, Any]], examples: Examples) -> list[dict[str, Any] | None]:

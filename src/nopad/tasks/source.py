@@ -273,14 +273,11 @@ def _decode(data: pa.RecordBatch, first_line: int, *, of: int, truncated: int, e
     )
     values = {name: data.column(name) for name in data.schema.names if name not in lists and name != _NUMBER}
     per_record = np.bincount(record, minlength=of)
-    begins = np.cumsum(lengths, dtype=np.int64) - lengths
-    first = np.diff(record, prepend=-1) != 0  # whether a sequence is the first of its record
-    start = begins - np.repeat(begins[first], per_record[per_record > 0])
     yield Records(
         lines=first_line + record,
         ids=ids,
         values=values,
-        origin=Origin(record=record, start=start, of=of),
+        origin=Origin(record=record, of=of),
         counts={
             "dropped": int(np.count_nonzero(per_record == 0)) - empty,
             "empty_skipped": empty,
