@@ -150,7 +150,9 @@ def _wanted(model: nn.Module, attends: Set[int], first: Seen) -> Iterator[_Wante
         place, full = None if is_own(kind) else places.get(bare), f"{name}, a {type(module).__name__}"
         if place is None:
             said = first[bare][0] if bare in first else {} if decided else _said(vars(module))
-            yield from (_Wanted(vars(module), key, said.get(key), full, True) for key in {**said, **_said(vars(module))})
+            yield from (
+                _Wanted(vars(module), key, said.get(key), full, True) for key in {**said, **_said(vars(module))}
+            )
             continue
         if id(module) in attends and _is_silent(place):
             raise silent(place)
