@@ -127,8 +127,8 @@ class Workspace:
         """For a ``with`` block, keep all other calls from writing to `out`; the system ends this if the process ends.
 
         Whoever changes what is in `out` holds this lock: a job, a call with ``--force``, and a clean-up. It is on the
-        file ``lock`` in the work folder. Only its holder may remove this file. The block's end removes it if nothing
-        else is in the work folder.
+        file ``lock`` in the work folder. Only its holder may remove this file. The block's end removes the work folder
+        if only the lock is in it, and `out` holds something else.
 
         Raises:
             OutputBusyError: another call holds the lock, or has just removed the work folder.
@@ -147,7 +147,7 @@ class Workspace:
                 yield
             finally:
                 with suppress(OSError):
-                    if os.fstat(lock).st_nlink and [*self.work.iterdir()] == [path]:
+                    if os.fstat(lock).st_nlink and [*self.work.iterdir()] == [path] and not self.is_unused():
                         path.unlink()
                         self.work.rmdir()
         finally:
