@@ -196,8 +196,6 @@ class OwnEncoder(PreTrainedModel):
             x = layer(x)
         if self.config.extra == "own forward":
             x = x + 4e-3 * x.mean(1, keepdim=True)
-        if self.config.extra == "own step" and self.training and torch.is_grad_enabled():
-            x = x + x.mean(1, keepdim=True)
         return BaseModelOutput(last_hidden_state=x)
 
 
@@ -272,35 +270,6 @@ class Tagger(Around):
 
 class ConvolvedTagger(Around):
     how = "convolution"
-
-
-class Optional(Around):
-    """Does more if it is given more."""
-
-    def forward(
-        self,
-        input_ids=None,
-        attention_mask=None,
-        position_ids=None,
-        token_type_ids=None,
-        entity_mask=None,
-        center=False,
-        **more,
-    ):
-        found = self.bert(
-            input_ids, attention_mask=attention_mask, position_ids=position_ids, token_type_ids=token_type_ids
-        )
-        states = found.last_hidden_state
-        if entity_mask is not None:
-            states = states + (states * entity_mask[..., None]).mean(1, keepdim=True)
-        if center:
-            states = states - states.mean(1, keepdim=True)
-        return MaskedLMOutput(logits=self.out(states))
-
-
-class OptionalTypes(Optional):
-    def forward(self, input_ids=None, attention_mask=None, position_ids=None, token_type_ids=None):
-        return super().forward(input_ids, attention_mask, position_ids, entity_mask=token_type_ids)
 
 
 class NormedTagger(Around):

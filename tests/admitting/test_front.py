@@ -18,7 +18,7 @@ import nopad
 from nopad.admitting import front, proof_of
 from nopad.admitting.bad import check_rows_apart
 from nopad.admitting.proof import prove
-from nopad.errors import BatchError, OptionError, UnsupportedModelError
+from nopad.errors import OptionError, UnsupportedModelError
 from nopad.model import families, is_packed
 from nopad.model.safety import state_of
 
@@ -116,7 +116,6 @@ def test_modules_of_ones_own_around_a_base(kind, head, mixers):
 REFUSED = {
     "batch": r"the result of layers.0.extra \(BatchMean\) of OwnEncoder for a row changes if the batch has another "
     "row, in training: it takes statistics over the batch",
-    "own step": "the forward method of OwnEncoder moves information between tokens by itself",
     "own forward": "the forward method of OwnEncoder moves information between tokens by itself",
     "sign": r"layers.0.extra \(Sign\) of OwnEncoder .*for a row changes if the batch has another row",
     "noise": r"layers.0.extra \(Noise\) of OwnEncoder gives one sequence two results in evaluation mode: it draws",
@@ -145,44 +144,6 @@ def test_a_model_that_is_random_in_training_outside_of_its_modules_is_compared_i
             return found
 
     check_rows_apart(Noisy(own.bert_config()).double(), close=1e-6)
-
-
-def with_columns(model, **more):
-    given = [[5, 6, 7, 8], [9], [10, 11]]
-    columns = {name: [[at % 2 for at in range(len(one))] for one in given] for name in more.pop("columns", ())}
-    batch = nopad.PackedBatch.from_sequences(given, columns=columns)
-    found = batch.unpack_tokens(model(**batch, **more).logits)
-    for number, (one, ids) in enumerate(zip(found, given, strict=True)):
-        each = {name: torch.tensor([values[number]]) for name, values in columns.items()}
-        alone = model(input_ids=torch.tensor([ids]), **each).logits[0]
-        assert float((one - alone).detach().abs().max()) <= 1e-12
-
-
-USUAL = {"return_dict": True, "output_hidden_states": True, "use_cache": False, "center": False, "entity_mask": None}
-
-
-def test_arguments_that_the_proof_was_without():
-    model = nopad.packed(drawn(own.Optional, own.bert_config()))
-    for one in (model, copy.deepcopy(model)):
-        with_columns(one, columns=["token_type_ids"])
-        with_columns(one, num_items_in_batch=torch.tensor(3), **USUAL)
-        for name, given in (
-            ("entity_mask", {"columns": ["entity_mask"]}),
-            ("center", {"center": True}),
-            ("odd", {"odd": 1}),
-        ):
-            with pytest.raises(
-                BatchError, match=f"{name} was given, and the proof of Optional was without it"
-            ) as error:
-                with_columns(one, **given)
-            assert "leave it out" in str(error.value)
-
-
-def test_token_types_that_mix_tokens():
-    model = nopad.packed(drawn(own.OptionalTypes, own.bert_config()))
-    with_columns(model)
-    with pytest.raises(BatchError, match="token_type_ids was given, and the proof of OptionalTypes was without it"):
-        with_columns(model, columns=["token_type_ids"])
 
 
 def test_a_capacity_of_experts_in_the_configuration():

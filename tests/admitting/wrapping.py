@@ -547,20 +547,6 @@ ADMITTED = [
     ),
     *(Pooler, Both, Doubled, Valued),
 ]
-
-
-class LeaksInSteps(Tagger):
-    """Mixes tokens where gradients are computed, as in a real training step."""
-
-    def between(self, states, *_):
-        return states + mean(states) if self.training and torch.is_grad_enabled() else states
-
-
-class LeaksInLongSteps(Tagger):
-    def between(self, states, *_):
-        return states + mean(states) if states.requires_grad and states.shape[1] > 1000 else states
-
-
 REFUSED = {
     MeanPooled: r"output 0 of MeanPooled is not per token.* before head \(Linear\); return the states",
     First: r"output 0 of First is not per token, .*reads some tokens of it or mixes rows before head \(Linear\)",
@@ -570,8 +556,6 @@ REFUSED = {
     OwnNormed: r"norm \(OwnNorm\) of OwnNormed moves information between tokens",
     Attends: r"mix \(MultiheadAttention\) of Attends moves information between tokens",
     Leaks: r"the forward method of Leaks moves information between tokens by itself, before head \(Linear\)",
-    LeaksInSteps: r"the forward method of LeaksInSteps moves information between tokens by itself, before head",
-    LeaksInLongSteps: r"LeaksInLongSteps computes is not always the same: it calls other functions on 1 x 1536 tokens",
     ShutGate: r"the forward method of ShutGate moves information between tokens by itself, before head",
     Looks: r"what Looks computes is not always the same: it reads numbers out of tensors",
     LooksAtMask: r"what LooksAtMask computes is not always the same: it reads numbers out of tensors",

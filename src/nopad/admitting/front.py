@@ -110,9 +110,7 @@ def packed(
             f"kept apart failed: {proof.reason}"
         )
     named = None if is_stock(class_of(inner)) else proof.head
-    safety.packed(
-        model, backend=backend, max_sequences=max_sequences, head=named, family=proof.of(inner), tried=proof.tried
-    )
+    safety.packed(model, backend=backend, max_sequences=max_sequences, head=named, family=proof.of(inner))
     check_changes(inner)
     return model
 

@@ -53,7 +53,7 @@ def _moved_by_nothing(model: Any, rows: Tensor) -> str | None:
     are token ids, the input.
     """
     named = [(name, one) for name, one in model.named_parameters() if one.requires_grad]
-    with in_mode(model, True):
+    with in_mode(model, True), torch.enable_grad():
         made = [one for one in outputs_of(model(input_ids=rows, **uncached(model))).values() if one.requires_grad]
         if not made or not named:
             return None
@@ -84,6 +84,6 @@ def _kept(model: Any, rows: Tensor) -> str | None:
 
 def _buffers_after(model: Any, ids: Tensor) -> dict[str, Tensor]:
     made = copy.deepcopy(model)
-    with in_mode(made, True):
+    with in_mode(made, True), torch.no_grad():
         made(input_ids=ids, **uncached(made))
     return {name: one.nan_to_num() if one.is_floating_point() else one for name, one in made.named_buffers()}

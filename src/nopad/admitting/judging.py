@@ -24,13 +24,11 @@ from nopad.auditing.limits import EXACT, PARTLY_SINGLE, apart, largest_finite
 from nopad.auditing.steadiness import Singles
 from nopad.batch import Flat, PackedBatch, Rows
 from nopad.errors import NopadError, UnsupportedModelError
-from nopad.model.calls import takes
 from nopad.model.families import Family
 from nopad.model.safety import packed, unpacked
 
 __all__ = ["Judge", "split"]
 
-TYPES = "token_type_ids"
 LENGTHS = (13, 1, 29, 6)
 FAR = 150  # tokens of a sequence that is longer than windows of a small copy
 MOST_TIMES = 10  # a long row has each sequence at most so often
@@ -46,7 +44,6 @@ class Judge:
         model: the small model.
         positions: number of positions that its configuration states; None: it states none.
         sequences: the sequences of token ids.
-        columns: columns with one number per token that the model gets too, by name; for each, a list per sequence.
         alone: for evaluation mode (key False) and training mode (key True), the outputs of each sequence by name.
             Training mode is missing if the model is random there even without dropout.
         limit: the largest difference between packs and alone that passes, relative to the output's largest value.
@@ -60,7 +57,7 @@ class Judge:
     """
 
     def __init__(self, model: Any) -> None:
-        self.model, self.columns = model, dict[str, list[list[int]]]()
+        self.model = model
         size = getattr(model.config.get_text_config(), "vocab_size", None)
         if not isinstance(size, int):
             raise UnsupportedModelError(
@@ -130,31 +127,6 @@ class Judge:
         finally:
             unpacked(model)
 
-    def typed(self) -> Judge | None:
-        """Return a `Judge` that gives the model token types too; None: the model takes none, or has no number of them.
-
-        Raises:
-            Exception: the model's code may raise anything if it gets token types.
-        """
-        kinds = getattr(self.model.config, "type_vocab_size", 0)
-        if not kinds or not takes(self.model, TYPES):
-            return None
-        found = copy.copy(self)
-        found.columns = {TYPES: [[at % kinds for at in range(len(one))] for one in self.sequences]}
-        found.alone = {training: found._alone(training) for training in self.alone}
-        return found
-
-    def tried(self, line: Family, head: str | None) -> tuple[str, ...]:
-        """Return the names of further arguments with which packs are as the stock model alone: token types, or none.
-
-        `line` and `head` are those of `differs`.
-        """
-        try:
-            typed = self.typed()
-        except Exception:  # a model's code may raise anything
-            return ()
-        return () if typed is None or typed.differs(line, head) else (TYPES,)
-
     def apart(self, model: Any, narrow: bool) -> str:
         """Return how `model`, a pack-safe copy, differs on packs from the stock model; "": it does not.
 
@@ -188,11 +160,8 @@ class Judge:
     def _alone(self, training: bool) -> Outputs:
         model = copy.deepcopy(self.model)
         with in_mode(model, training):
-            found = [
-                outputs_of(ran(model, one, **{name: torch.tensor([each[at]]) for name, each in self.columns.items()}))
-                for at, one in enumerate(self.sequences)
-            ]
-        return [{name: value[0].detach() for name, value in one.items() if value.shape[0] == 1} for one in found]
+            found = [outputs_of(ran(model, sequence)) for sequence in self.sequences]
+        return [{name: value[0] for name, value in one.items() if value.shape[0] == 1} for one in found]
 
     def _packs(self, model: Any, form: Any, training: bool, times: int = 1) -> Outputs:
         """Run all sequences packed; return the outputs of each sequence by name.
@@ -201,13 +170,12 @@ class Judge:
         batch holds the list of sequences `times` times; only the outputs of the first time are returned.
         """
         pad = getattr(model.config.get_text_config(), "pad_token_id", None) or 0
-        columns = {name: each * times for name, each in self.columns.items()}
-        batch = PackedBatch.from_sequences(self.sequences * times, form=form, pad_id=pad, columns=columns)
-        with in_mode(model, training):
+        batch = PackedBatch.from_sequences(self.sequences * times, form=form, pad_id=pad)
+        with torch.no_grad(), in_mode(model, training):
             made = outputs_of(model(**batch))
         found: Outputs = [{} for _ in self.sequences]
         for name, value in made.items():
-            for one, part in zip(found, split(batch, value.detach()), strict=False):
+            for one, part in zip(found, split(batch, value), strict=False):
                 one[name] = part
         return found
 

@@ -94,17 +94,9 @@ class Run:
         given, held = tree_map(size, self.given), {module: tree_map(size, made) for module, made in self.held.items()}
         names: list[str] = []
         calls = _Calls(lambda name, args: names.append(name))
-        given, held = self.learned((given, held))
-        with torch.set_grad_enabled(self.module.training), _holding(held, lambda module, made, got: made), calls:
+        with torch.no_grad(), _holding(held, lambda module, made, got: made), calls:
             made = self.module.forward(**given)
-        return names, tree_map(_detached, made), calls.most
-
-    def learned(self, values: Any) -> Any:
-        """In training mode, return the tensors in `values` as copies that gradients go through, else `values` itself.
-
-        Tensors in tuples, lists and mappings are found; only those of floating-point numbers are copied.
-        """
-        return tree_map(_learned, values) if self.module.training else values
+        return names, made, calls.most
 
 
 def crossing(run: Run, tokens: list[int], mixes: bool = False) -> tuple[bool, bool]:
@@ -229,10 +221,6 @@ def _learned(value: Any) -> Any:
     return value.detach().requires_grad_().clone() if floating else value
 
 
-def _detached(value: Any) -> Any:
-    return value.detach() if isinstance(value, Tensor) else value
-
-
 def first_crossing(run: Run, tokens: list[int]) -> tuple[nn.Module | None, bool]:
     """Return ``(submodule, by itself)``: the first submodule whose output has values that depend on several tokens.
 
@@ -262,16 +250,12 @@ def _followed(
         found: a list that gets a pair for each submodule whose output depends on several tokens: the submodule, and
             whether its inputs depend on one token each. None: submodules are not looked at.
 
-    The output is () if the module read a number out of a tensor, and then raised an error.
-
     Raises:
         Exception: the module's code may raise anything.
     """
     track = Track(run.length, [*run.module.parameters(), *run.module.buffers()], tries)
     track.sequences = run.sequences
-    with in_mode(run.module, training):
-        given, recorded = run.learned((run.given, dict(run.held)))
-    given = tree_map(lambda one: one.clone() if isinstance(one, Tensor) else one, given)
+    given = tree_map(lambda one: one.clone() if isinstance(one, Tensor) else one, run.given)
     for name, value in given.items():
         for leaf in _tensors([value]):
             local = tuple(leaf.shape).count(run.length) == 1
@@ -288,12 +272,8 @@ def _followed(
     inside = [] if found is None else [one for one in run.module.modules() if one not in (run.module, *run.held)]
     handles = [one.register_forward_hook(after, with_kwargs=True) for one in inside]
     try:
-        with in_mode(run.module, training), _holding(recorded, track.held), _Calls(track.look), track:
+        with torch.no_grad(), in_mode(run.module, training), _holding(run.held, track.held), _Calls(track.look), track:
             return track, run.module.forward(**given)
-    except Exception:  # numpy() of what has gradients raises one
-        if not track.reads:
-            raise
-        return track, ()
     finally:
         for handle in handles:
             handle.remove()

@@ -269,7 +269,7 @@ def _read(stored: dict[str, Any], mark: str) -> Proof:
         family = Family(
             **{name: _tuples(value) for name, value in line.items()}, mixes=None if times is None else Times(times)
         )
-    proof = Proof(**{**stored, "tried": _tuples(stored["tried"]), "family": family, "remembered": True})
+    proof = Proof(**{**stored, "family": family, "remembered": True})
     if type(proof.admitted) is not bool or (proof.admitted and family is None):
         raise ValueError("no line for an admitted model")
     return proof

@@ -1,4 +1,4 @@
-"""Run models in a mode, without dropout: `in_mode` covers dropout modules, `NoDropout` PyTorch's dropout functions."""
+"""Run models without dropout: `in_mode` covers a model's dropout modules, `NoDropout` PyTorch's dropout functions."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
@@ -37,9 +36,7 @@ class NoDropout(TorchFunctionMode):
 def in_mode(model: nn.Module, training: bool) -> Iterator[None]:
     """For a ``with`` block, put a model into training or evaluation mode, with the rate of its dropout modules at 0.
 
-    In training mode, PyTorch records operations for gradients, as in a real training step, since code may decide by
-    ``torch.is_grad_enabled()``; in evaluation mode it does not. Afterwards, each module has the mode and the rate that
-    it had before.
+    Afterwards, each module has the mode and the rate that it had before.
     """
     before = {module: module.training for module in model.modules()}
     rates = {module: module.p for module in model.modules() if isinstance(module, nn.modules.dropout._DropoutNd)}
@@ -48,8 +45,7 @@ def in_mode(model: nn.Module, training: bool) -> Iterator[None]:
     for module in rates:
         module.p = 0.0
     try:
-        with torch.set_grad_enabled(training):
-            yield
+        yield
     finally:
         for module, was in before.items():
             module.training = was

@@ -142,7 +142,7 @@ def short_model(config: Any, kind: type, sizes: dict[str, int], *, every: bool, 
 
 
 def ran(model: Any, tokens: list[int], **more: Any) -> Any:
-    """Return a model's output for one sequence of token ids, without a cache; without gradients in evaluation mode.
+    """Return a model's output for one sequence of token ids, without a cache and without gradients.
 
     Ids beyond the vocabulary are taken modulo its size. In a model with an encoder and a decoder, both get the same
     ids. `more` are further arguments of the model.
@@ -153,7 +153,7 @@ def ran(model: Any, tokens: list[int], **more: Any) -> Any:
     ids = torch.tensor([[token % vocabulary for token in tokens]], device=device)
     if getattr(model.config, "is_encoder_decoder", False) and "decoder_input_ids" in parameters(type(model).forward):
         more = {"decoder_input_ids": ids, **more}
-    with torch.set_grad_enabled(model.training):
+    with torch.no_grad():
         return model(input_ids=ids, **more)
 
 

@@ -74,7 +74,7 @@ def shortened(model: Any, layers: int) -> Any:
     if state is None:
         return made
     head = None if state.head.stock else state.head.name
-    return packed(made, backend=state.backend, head=head, family=state.family, tried=state.tried)
+    return packed(made, backend=state.backend, head=head, family=state.family)
 
 
 def _has_hooks(module: Any) -> bool:

@@ -6,9 +6,7 @@ CPU: on an accelerator the check would wait for the device, whose own kernels re
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
-from functools import lru_cache
-from inspect import Parameter, signature
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,9 +17,8 @@ from nopad.batch.layout import Layout
 from nopad.errors import BatchError
 from nopad.losses.checks import check_classes, check_places
 from nopad.model.embedded import input_embeddings
-from nopad.model.wrapper_parts import PLAIN
 
-__all__ = ["check_inputs", "check_labels", "check_range", "refuse_untried"]
+__all__ = ["check_inputs", "check_labels", "check_range"]
 
 PER_TOKEN = ("token_type_ids", "position_ids")
 # Arguments that the head checks, or that need not have one value per slot.
@@ -76,34 +73,6 @@ def check_inputs(model: Any, takes: Sequence[str], stock: bool, named: Mapping[s
     for name in takes:
         if isinstance(named.get(name), Tensor):
             _check_known(model, stock, name, named[name], target if name.startswith("decoder_") else layout, layout)
-
-
-def refuse_untried(model: Any, tried: Container[str], named: Mapping[str, Any]) -> None:
-    """Refuse arguments that the proof of a model was without, since the model's code may do anything if it gets them.
-
-    `tried` are the names of the arguments that may be given, and `named` are the arguments of the call by name.
-    Arguments that are None or have the default value of the forward method are never refused.
-
-    Raises:
-        BatchError: another argument was given; the message names it.
-    """
-    usual = _defaults(type(model).forward)
-    for key, value in named.items():
-        if key in tried or value is None or (key in usual and _same_plain(usual[key], value)):
-            continue
-        raise BatchError(
-            f"{key} was given, and the proof of {type(model).__name__} was without it, so what it changes is not "
-            "known; leave it out, or set it in the class"
-        )
-
-
-@lru_cache(maxsize=256)
-def _defaults(forward: Any) -> dict[str, Any]:
-    return {p.name: p.default for p in signature(forward).parameters.values() if p.default is not Parameter.empty}
-
-
-def _same_plain(one: Any, other: Any) -> bool:
-    return type(one) is type(other) and isinstance(one, PLAIN) and one == other
 
 
 def _check_devices(model: Any, takes: Sequence[str], named: Mapping[str, Any]) -> None:

@@ -72,8 +72,6 @@ class HookedModel:
         backend: name of the attention backend, as given to `packed`.
         head: the model's head.
         most: largest number of sequences that a batch may have; None: unlimited.
-        tried: names of the arguments that the proof of the user's own class tried, besides those that each proof has;
-            None: there is no such proof, or the class is transformers' own, so arguments are not limited to these.
         takes: names of the model's arguments in packed calls.
         before: the attention implementation that the model had before it was made pack-safe; "": it was not changed.
         cell: the state that the hooks share.
@@ -98,7 +96,6 @@ class HookedModel:
     backend: str
     head: Head
     most: int | None = None
-    tried: tuple[str, ...] | None = None
     takes: tuple[str, ...] = ()
     before: str = ""
     cell: Cell = field(default_factory=Cell)

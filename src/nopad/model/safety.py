@@ -41,7 +41,6 @@ def packed(
     max_sequences: int | None = None,
     head: str | None = None,
     family: Family | None = None,
-    tried: tuple[str, ...] | None = None,
 ) -> M:
     """Make a model pack-safe, in place; the same object is returned.
 
@@ -65,9 +64,6 @@ def packed(
             question answering. A call whose results have shapes that contradict this raises an error.
         family: the facts about a model whose type no table has (`nopad.model.families.Family`); None: those of the
             table.
-        tried: names of the arguments that a proof of this class tried, besides ids, mask, positions and labels; packed
-            calls with others are refused. None: there is no proof, and they are not. Of no use for transformers' own
-            classes.
 
     Raises:
         UnsupportedModelError: sequences of this model cannot be kept apart, or nopad does not know the model.
@@ -106,8 +102,7 @@ def packed(
             f"{type(inner).__name__} has attention of its own, which is run sequence by sequence; {backend!r} is no "
             "way to run it: take 'segments', or leave backend out"
         )
-    found = head_of(inner, family, head)
-    state = State(inner, family, backend, found, max_sequences, None if found.stock else tried)
+    state = State(inner, family, backend, head_of(inner, family, head), max_sequences)
     state.install()
     object.__setattr__(inner, STATE, state)
     return model

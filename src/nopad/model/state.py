@@ -18,7 +18,7 @@ from nopad.batch.images import KINDS
 from nopad.errors import BatchError, UnsupportedModelError
 from nopad.model import attention
 from nopad.model.admission import check_call, device_of, leave_columns, refuse_attentions
-from nopad.model.arguments import check_labels, refuse_untried
+from nopad.model.arguments import check_labels
 from nopad.model.backends import AUTOMATIC
 from nopad.model.backends.varlen import HALF, autocast_dtype, on_kernel
 from nopad.model.calls import Call, bound, parameters
@@ -42,13 +42,6 @@ __all__ = ["State"]
 log = logging.getLogger("nopad")
 
 TYPES = "token_type_ids"
-# Arguments of each proof of the user's own class, and those by which transformers asks for results in another form
-ALWAYS = (
-    *("input_ids", "attention_mask", "position_ids", "use_cache", "return_dict"),
-    *("output_hidden_states", "output_attentions"),
-)
-OF_LOSS = ("labels", "num_items_in_batch")
-OF_ANSWERS = ("start_positions", "end_positions")
 
 
 @dataclass(eq=False)
@@ -247,8 +240,7 @@ class State(HookedModel):
         ``[3, R, L]``; None: the positions are made from those of the layout.
 
         Raises:
-            BatchError: a column of the batch does not fit the model (`leave_columns`); or the class is the user's own,
-                and an argument was not part of its proof.
+            BatchError: a column of the batch does not fit the model (`leave_columns`).
         """
         takes = self.takes
         placed = call.placed
@@ -273,9 +265,6 @@ class State(HookedModel):
         if asked is not None or (call.as_tuple and (self.head.stock or "return_dict" in takes)):
             named["return_dict"] = True
         leave_columns(self.model, takes, named)
-        if self.tried is not None:
-            more = OF_ANSWERS if self.head.name == "answers" else ()
-            refuse_untried(self.model, (*ALWAYS, *OF_LOSS, *more, *self.tried), named)
         # A user's own class may take it and not hand it on
         missing = self.head.stock and TYPES in takes and named.get(TYPES) is None
         if missing and self._types_are_narrow(placed.layout.shape[1]):

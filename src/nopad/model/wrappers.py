@@ -23,7 +23,7 @@ from nopad.batch.layout import Layout
 from nopad.errors import BatchError, UnsupportedModelError
 from nopad.losses.checks import check_classes
 from nopad.model.admission import device_of, leave_columns
-from nopad.model.arguments import check_inputs, refuse_untried
+from nopad.model.arguments import check_inputs
 from nopad.model.calls import Cell, bound
 from nopad.model.hooked import Enter, Leave
 from nopad.model.hooks import Hook, attach, take_off
@@ -293,7 +293,18 @@ class Wrapper:
                 f"labels were given, and the proof of {name} was without them: {self.admitted.why}. Take them out, "
                 "labels = batch.pop('labels'), and compute the loss from outputs, such as by nopad.losses.token_loss"
             )
-        refuse_untried(self.model, (*columns, "attention_mask", "labels"), named)
+        usual = _defaults(self.model)
+        for key, value in named.items():
+            if (
+                key in (*columns, "attention_mask", "labels")
+                or value is None
+                or (key in usual and _equal(usual[key], value))
+            ):
+                continue
+            raise BatchError(
+                f"{key} was given, and the proof of {name} was without it, so what it changes is not known; leave it "
+                "out, or set it in the class"
+            )
         if named.get("input_ids") is None:
             raise BatchError(f"no input_ids were given to {name}; the batch is laid out in {list(layout.shape)}")
         check_inputs(self.base, columns, True, {key: named[key] for key in columns if key in named}, layout)
@@ -342,6 +353,17 @@ def wrap(model: nn.Module, admitted: Admitted, make: Callable[[Any], Any]) -> No
     state = Wrapper(model, base, admitted)
     state.install()
     object.__setattr__(model, STATE, state)
+
+
+def _defaults(model: nn.Module) -> dict[str, Any]:
+    import inspect
+
+    found = inspect.signature(type(model).forward).parameters.values()
+    return {one.name: one.default for one in found if one.default is not inspect.Parameter.empty}
+
+
+def _equal(one: Any, other: Any) -> bool:
+    return type(one) is type(other) and isinstance(one, PLAIN) and one == other
 
 
 def _same_mask(given: Any, mask: Tensor) -> bool:
