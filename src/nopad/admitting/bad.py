@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from nopad.admitting.marks import mark_of, settings_of
-from nopad.admitting.modes import in_mode
+from nopad.admitting.modes import in_mode, recording
 from nopad.admitting.probing import length_for
 from nopad.admitting.small import ran, two_rows, uncached
 from nopad.errors import UnsupportedModelError
@@ -233,7 +233,7 @@ def check_rows_apart(model: Any, close: float) -> None:
     alone = partial(ran, model, ids[0].tolist())
 
     def together(place: int) -> Any:
-        with torch.no_grad():
+        with recording(model):
             return model(input_ids=ids.flip(0) if place else ids, **uncached(model))
 
     for training, place in product((False, True), (0, 1)):  # a row may change only those after it
@@ -293,7 +293,7 @@ def _first_apart(
         runs.append([])
         with _recording(model, runs[-1]):
             output = run()
-        runs[-1].append(("", list(outputs_of(output).values())))
+        runs[-1].append(("", [one.detach() for one in outputs_of(output).values()]))
     if [name for name, _ in runs[0]] != [name for name, _ in runs[1]]:
         runs = [run[-1:] for run in runs]  # other modules ran: only the outputs can be compared
     first, second = runs

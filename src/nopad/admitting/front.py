@@ -111,6 +111,7 @@ def packed(
         )
     named = None if is_stock(class_of(inner)) else proof.head
     safety.packed(model, backend=backend, max_sequences=max_sequences, head=named, family=proof.of(inner))
+    safety.state_of(inner).admitted = None if named is None else proof.covers
     check_changes(inner)
     return model
 

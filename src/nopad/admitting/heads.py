@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
-import torch
-from torch import Tensor
-from torch.nn.functional import cross_entropy
-
 from nopad.admitting.bad import outputs_of
+from nopad.admitting.losses import KINDS, Losses
 from nopad.admitting.probing import length_for
 from nopad.admitting.small import ran
 from nopad.errors import UnsupportedModelError
-from nopad.model.calls import parameters
+from nopad.model.calls import parameters, takes
 from nopad.model.known import class_of, is_stock
 
-__all__ = ["CLOSE", "head_for", "same_loss"]
-
-CLOSE = 1e-5  # relative; losses are often computed in float32
+__all__ = ["head_for"]
 
 
 def head_for(model: Any, causal: bool) -> str | None:
@@ -25,11 +21,10 @@ def head_for(model: Any, causal: bool) -> str | None:
 
     The kinds are "answers", "classification", "tokens" and "causal", as in `nopad.packed`. `causal` says whether no
     token sees later ones. It decides between "causal" and "tokens" if the model takes labels per token but returns no
-    loss.
+    loss, or one that nopad does not know.
 
     Raises:
-        UnsupportedModelError: the model returns no floating-point tensor, does not run with labels per token, or its
-            loss is not the mean cross entropy of these labels.
+        UnsupportedModelError: the model returns no floating-point tensor.
     """
     kind = class_of(model)
     if is_stock(kind):
@@ -45,43 +40,12 @@ def head_for(model: Any, causal: bool) -> str | None:
     logits = made["logits"] if "logits" in made else next(iter(made.values()))
     if tuple(logits.shape[:2]) != (1, length):
         return "classification"
-    if "labels" not in parameters(type(model).forward):
+    if not takes(model, "labels"):
         return "tokens"
-    return _by_loss(model, tokens, logits, causal)
-
-
-def _by_loss(model: Any, tokens: list[int], logits: Tensor, causal: bool) -> str:
-    """Return "causal" if the model's loss shifts labels, "tokens" if it does not.
-
-    If the model returns no loss, the result is "causal" if `causal` is true, else "tokens". `tokens` are the ids of a
-    sequence, and `logits` is what the model returns for it without labels, ``[1, L, classes]``.
-
-    Raises:
-        UnsupportedModelError: the model does not run with labels per token, or its loss is not the mean cross entropy
-            of these labels.
-    """
-    labels = torch.arange(len(tokens))[None] % max(logits.shape[-1] - 1, 1)
     try:
-        loss = getattr(ran(model, tokens, labels=labels), "loss", None)
-    except Exception as error:  # a model's code may raise anything
-        raise UnsupportedModelError(
-            f"{type(model).__name__} does not run with labels per token ({type(error).__name__}: {error}); leave "
-            "labels out of its forward method, and compute the loss outside of it"
-        ) from error
-    if loss is None:
-        return "causal" if causal else "tokens"
-    flat, wanted = logits[0].double(), labels[0]
-    if same_loss(loss, cross_entropy(flat[:-1], wanted[1:])):
-        return "causal"
-    if same_loss(loss, cross_entropy(flat, wanted)):
-        return "tokens"
-    raise UnsupportedModelError(
-        f"the loss of {type(model).__name__} is not the mean cross entropy of its labels, shifted or not, so nopad "
-        "cannot tell what it would be on packs; compute it outside of the model, from outputs, and leave labels out of "
-        "its forward method"
-    )
-
-
-def same_loss(loss: Tensor, wanted: Tensor) -> bool:
-    """Return whether a loss is the wanted one, up to rounding in float32."""
-    return abs(float(loss) - float(wanted)) <= CLOSE * max(abs(float(wanted)), 1e-30)
+        kind = Losses(copy.deepcopy(model)).kind()
+    except Exception:  # a model's code may raise anything; why its labels are refused is said by `why_no_labels`
+        kind = None
+    if kind in KINDS[3]:
+        return kind
+    return "causal" if causal and "labels" in parameters(type(model).forward) else "tokens"

@@ -17,20 +17,23 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from nopad.admitting.bad import outputs_of
 from nopad.admitting.deriving import most_tokens
-from nopad.admitting.modes import in_mode
+from nopad.admitting.modes import in_mode, recording
 from nopad.admitting.search import CLOSE
 from nopad.admitting.small import ran
 from nopad.auditing.limits import EXACT, PARTLY_SINGLE, apart, largest_finite
 from nopad.auditing.steadiness import Singles
 from nopad.batch import Flat, PackedBatch, Rows
 from nopad.errors import NopadError, UnsupportedModelError
+from nopad.model.calls import takes
 from nopad.model.families import Family
+from nopad.model.known import class_of, is_stock
 from nopad.model.safety import packed, unpacked
 
-__all__ = ["Judge", "split"]
+__all__ = ["TYPES", "Judge"]
 
 LENGTHS = (13, 1, 29, 6)
 FAR = 150  # tokens of a sequence that is longer than windows of a small copy
+TYPES = "token_type_ids"
 MOST_TIMES = 10  # a long row has each sequence at most so often
 Outputs = list[dict[str, Tensor]]
 
@@ -123,7 +126,8 @@ class Judge:
         except NopadError as error:
             return str(error)
         try:
-            return self.apart(model, line.narrow)
+            typed = not is_stock(class_of(model)) and takes(model, TYPES)
+            return self.apart(model, line.narrow) or (self.with_types(model, line.narrow) if typed else "")
         finally:
             unpacked(model)
 
@@ -150,6 +154,23 @@ class Judge:
             return f"on packs, {type(self.model).__name__} raises {type(error).__name__}: {error}"
         return ""
 
+    def with_types(self, safe: Any, narrow: bool) -> str:
+        """Return how `safe`, a pack-safe copy, differs on packs with token types from the stock model; "": it does not.
+
+        `narrow` is as for `apart`. The result is also "" if the configuration has no number of token types
+        (`type_vocab_size`).
+        """
+        kinds = getattr(self.model.config, "type_vocab_size", 0)
+        if not kinds:
+            return ""
+        types = [[at % kinds for at in range(len(one))] for one in self.sequences]
+        wanted = self._alone(False, types)
+        for form in self._forms(narrow):
+            worst = _worst(wanted, self._packs(safe, form, False, types=types), self.sequences, self.limit)
+            if worst:
+                return f"{worst} with {TYPES} between packs and the stock model alone"
+        return ""
+
     def _operations(self, number: int) -> int:
         """Return how many of PyTorch's operations the model runs for the sequence with this number."""
         make: Any = _Operations
@@ -157,25 +178,30 @@ class Judge:
             ran(copy.deepcopy(self.model), self.sequences[number])
         return int(watch.count)
 
-    def _alone(self, training: bool) -> Outputs:
+    def _alone(self, training: bool, types: list[list[int]] | None = None) -> Outputs:
         model = copy.deepcopy(self.model)
+        columns = [{} if types is None else {TYPES: torch.tensor([one])} for one in types or self.sequences]
         with in_mode(model, training):
-            found = [outputs_of(ran(model, sequence)) for sequence in self.sequences]
-        return [{name: value[0] for name, value in one.items() if value.shape[0] == 1} for one in found]
+            found = [outputs_of(ran(model, ids, **more)) for ids, more in zip(self.sequences, columns, strict=True)]
+        return [{name: value[0].detach() for name, value in one.items() if value.shape[0] == 1} for one in found]
 
-    def _packs(self, model: Any, form: Any, training: bool, times: int = 1) -> Outputs:
+    def _packs(
+        self, model: Any, form: Any, training: bool, times: int = 1, types: list[list[int]] | None = None
+    ) -> Outputs:
         """Run all sequences packed; return the outputs of each sequence by name.
 
         `form` is the layout of the batch. `training` says whether the model runs in training mode, without dropout. The
-        batch holds the list of sequences `times` times; only the outputs of the first time are returned.
+        batch holds the list of sequences `times` times; only the outputs of the first time are returned. `types` are
+        the token types of each sequence; None: none are given.
         """
         pad = getattr(model.config.get_text_config(), "pad_token_id", None) or 0
-        batch = PackedBatch.from_sequences(self.sequences * times, form=form, pad_id=pad)
-        with torch.no_grad(), in_mode(model, training):
+        columns = None if types is None else {TYPES: types}
+        batch = PackedBatch.from_sequences(self.sequences * times, form=form, pad_id=pad, columns=columns)
+        with in_mode(model, training), recording(model):
             made = outputs_of(model(**batch))
         found: Outputs = [{} for _ in self.sequences]
         for name, value in made.items():
-            for one, part in zip(found, split(batch, value), strict=False):
+            for one, part in zip(found, _split(batch, value.detach()), strict=False):
                 one[name] = part
         return found
 
@@ -190,7 +216,7 @@ class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return function(*args, **(kwargs or {}))
 
 
-def split(batch: PackedBatch, value: Tensor) -> Sequence[Tensor]:
+def _split(batch: PackedBatch, value: Tensor) -> Sequence[Tensor]:
     """Return a batch's output as one part for each sequence; the output has values per token or per sequence."""
     per_token = tuple(value.shape[:2]) == batch.layout.shape
     return (batch.unpack_tokens if per_token else batch.unpack_sequences)(value)

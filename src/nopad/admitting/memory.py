@@ -54,7 +54,7 @@ P = TypeVar("P")
 
 log = logging.getLogger("nopad")
 
-FORMAT = 3
+FORMAT = 4
 LIBRARIES = ("torch", "transformers", "nopad")  # their versions are in the fingerprint
 
 
@@ -269,7 +269,8 @@ def _read(stored: dict[str, Any], mark: str) -> Proof:
         family = Family(
             **{name: _tuples(value) for name, value in line.items()}, mixes=None if times is None else Times(times)
         )
-    proof = Proof(**{**stored, "family": family, "remembered": True})
+    covers = _admitted(stored.pop("covers"))
+    proof = Proof(**{**stored, "family": family, "covers": covers, "remembered": True})
     if type(proof.admitted) is not bool or (proof.admitted and family is None):
         raise ValueError("no line for an admitted model")
     return proof
@@ -278,12 +279,15 @@ def _read(stored: dict[str, Any], mark: str) -> Proof:
 def _read_wrapper(stored: dict[str, Any], mark: str) -> WrapperProof:
     if stored.pop("format") != FORMAT or stored.pop("fingerprint") != mark:
         raise ValueError("another format, or another model's proof")
-    said = stored.pop("admitted")
-    admitted = None if said is None else Admitted(**{**said, "columns": _tuples(said["columns"])})
+    admitted = _admitted(stored.pop("admitted"))
     proof = WrapperProof(**{**stored, "admitted": admitted, "remembered": True})
     if (admitted is None) == (not proof.reason):
         raise ValueError("neither admitted nor refused")
     return proof
+
+
+def _admitted(stored: dict[str, Any] | None) -> Admitted | None:
+    return None if stored is None else Admitted(**{**stored, "columns": _tuples(stored["columns"])})
 
 
 def _tuples(value: Any) -> Any:

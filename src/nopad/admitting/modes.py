@@ -1,15 +1,20 @@
-"""Run models without dropout: `in_mode` covers a model's dropout modules, `NoDropout` PyTorch's dropout functions."""
+"""Run models as in training, but without dropout.
+
+`in_mode` covers a model's dropout modules, `NoDropout` PyTorch's dropout functions; `recording` records gradients.
+"""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-__all__ = ["NoDropout", "in_mode"]
+__all__ = ["NoDropout", "in_mode", "recording"]
 
 ATTENTION = "scaled_dot_product_attention"
 RATE = 4  # place of its argument dropout_p
@@ -51,3 +56,15 @@ def in_mode(model: nn.Module, training: bool) -> Iterator[None]:
             module.training = was
         for module, rate in rates.items():
             module.p = rate
+
+
+@contextmanager
+def recording(model: nn.Module) -> Iterator[None]:
+    """For a ``with`` block, record gradients if a model is in training mode, as in real training, and else do not.
+
+    Code may ask for this. Warnings of PyTorch and of the model in training are ignored.
+    """
+    with torch.set_grad_enabled(model.training), warnings.catch_warnings():
+        if model.training:
+            warnings.simplefilter("ignore")  # such as of numbers that are read out of tensors with gradients
+        yield

@@ -15,10 +15,11 @@ from typing import Any
 import torch
 
 from nopad.admitting.bad import check_forgets, check_model, check_rows_apart, check_steady
-from nopad.admitting.deriving import Derived, derive
+from nopad.admitting.deriving import Derived, base_of, derive
 from nopad.admitting.heads import head_for
 from nopad.admitting.in_training import check_training
-from nopad.admitting.judging import Judge
+from nopad.admitting.judging import TYPES, Judge
+from nopad.admitting.losses import check_numbers, why_no_labels
 from nopad.admitting.small import deep_copy, own_parts, small_copy
 from nopad.auditing.failure import ModelFailedError, inside_model
 from nopad.auditing.run import audit
@@ -26,9 +27,11 @@ from nopad.auditing.subject import subject_of
 from nopad.auditing.verdict import Verdict
 from nopad.errors import NopadError, UnsupportedModelError
 from nopad.model.admission import positions_of
+from nopad.model.calls import parameters, takes
 from nopad.model.families import FAMILIES, Family, family_of
-from nopad.model.own import foreign
+from nopad.model.own import foreign, is_own_call
 from nopad.model.safety import packed, unpacked
+from nopad.model.wrapper_parts import COLUMNS, Admitted, label_names
 
 __all__ = ["LONG", "SHORT", "Proof", "audited", "prove", "room_of", "why"]
 
@@ -55,6 +58,7 @@ class Proof:
             None: the model is refused.
         head: the kind of head, as `nopad.packed` takes it; None: the class is transformers' own, and nopad knows its
             head; or the model is refused.
+        covers: which arguments packed calls may have; None: the class is transformers' own, or the model is refused.
         reason: why the model is refused; "": it is admitted.
         how: how the small copy was made, in words.
         checks: number of checks of the audits.
@@ -73,6 +77,7 @@ class Proof:
     family: Family | None = None
     each: dict[str, list[int]] | None = None
     head: str | None = None
+    covers: Admitted | None = None
     reason: str = ""
     how: str = ""
     checks: int = 0
@@ -143,6 +148,7 @@ def _proven(model: Any, small: Any, head: str | None) -> Proof:
             named = head if head is not None else head_for(fresh, derived.family.causal)
             line = derived.of(fresh)
             reason = judge.differs(line, named)
+            covers = None if reason or named is None else _covered(fresh, line, named)
             log.debug(f"{line}: {reason or 'as alone'}")
             if reason:
                 reasons.append(reason)
@@ -157,6 +163,7 @@ def _proven(model: Any, small: Any, head: str | None) -> Proof:
                     family=derived.family,
                     each=derived.each,
                     head=named,
+                    covers=covers,
                     checks=sum(len(one.checks) for one in verdicts),
                     worst=max(one.max_abs_diff for one in verdicts),
                 )
@@ -165,6 +172,39 @@ def _proven(model: Any, small: Any, head: str | None) -> Proof:
             if failures == AUDITS:
                 break
     raise UnsupportedModelError(reasons[0] if reasons else "no line of the family table fits it")
+
+
+def _covered(exact: Any, line: Family, head: str) -> Admitted:
+    """Return which arguments packed calls of a model of the user's own class may have, and whether labels are accepted.
+
+    `exact` is the small copy in float64, which is not run. It runs on packs with the facts `line` and this kind of
+    `head`, and gives what each sequence gets alone. If the forward method is transformers' own, all its arguments are
+    allowed, except labels.
+
+    Raises:
+        UnsupportedModelError: a number in the output, such as a loss, is on packs not that of the sequences in rows of
+            their own (`check_numbers`).
+    """
+    made: list[Any] = []
+
+    def make(model: Any) -> Any:
+        made.append(packed(model, head=head, family=line))
+        return model
+
+    try:
+        check_numbers(exact, make)
+        why = why_no_labels(exact, head, make)
+    finally:
+        for one in made:
+            unpacked(one)
+    forward = type(exact).forward
+    if is_own_call(forward):
+        typed = getattr(exact.config, "type_vocab_size", 0)
+        columns = tuple(one for one in COLUMNS if takes(exact, one) and (one != TYPES or typed))
+    else:
+        names = (*parameters(forward), *parameters(type(base_of(exact)).forward))
+        columns = tuple(one for one in dict.fromkeys(names) if one not in label_names(head))
+    return Admitted(columns, None if why else head, why)
 
 
 def _lines(model: Any, exact: Any, close: float) -> Iterator[Derived]:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from nopad.admitting.marks import mark_of
+from nopad.admitting.modes import recording
 from nopad.admitting.narrowing import (
     SIZES,
     VOCABULARY,
@@ -142,7 +143,7 @@ def short_model(config: Any, kind: type, sizes: dict[str, int], *, every: bool, 
 
 
 def ran(model: Any, tokens: list[int], **more: Any) -> Any:
-    """Return a model's output for one sequence of token ids, without a cache and without gradients.
+    """Return a model's output for one sequence of token ids, without a cache; gradients are recorded in training only.
 
     Ids beyond the vocabulary are taken modulo its size. In a model with an encoder and a decoder, both get the same
     ids. `more` are further arguments of the model.
@@ -153,7 +154,7 @@ def ran(model: Any, tokens: list[int], **more: Any) -> Any:
     ids = torch.tensor([[token % vocabulary for token in tokens]], device=device)
     if getattr(model.config, "is_encoder_decoder", False) and "decoder_input_ids" in parameters(type(model).forward):
         more = {"decoder_input_ids": ids, **more}
-    with torch.no_grad():
+    with recording(model):
         return model(input_ids=ids, **more)
 
 

@@ -20,18 +20,16 @@ from torch import nn
 from nopad.admitting.bad import check_forgets, check_modules, check_parts, check_rows_apart, check_steady
 from nopad.admitting.following import WAY_OUT, Traced
 from nopad.admitting.in_training import check_training
-from nopad.admitting.judging import Judge, split
+from nopad.admitting.judging import TYPES, Judge
 from nopad.admitting.local import Run
+from nopad.admitting.losses import with_labels
 from nopad.admitting.modes import NoDropout
 from nopad.admitting.probing import length_for
 from nopad.admitting.proof import LONG, SHORT, audited, room_of, why
 from nopad.admitting.substitute import NAME, Substitute, substitute
-from nopad.admitting.wrapper_losses import with_labels
 from nopad.auditing.failure import ModelFailedError, inside_model
-from nopad.auditing.limits import apart, largest_finite
 from nopad.auditing.subject import subject_of
 from nopad.auditing.verdict import Verdict
-from nopad.batch import Flat, PackedBatch, Rows
 from nopad.errors import NopadError, UnsupportedModelError
 from nopad.model.batchwide import check_experts
 from nopad.model.safety import STATE, outermost, state_of, unpacked
@@ -173,10 +171,12 @@ def _proven(small: Substitute, deep: Substitute, config: Any, make: MakeBase) ->
                         check_rows_apart(copy.deepcopy(exact), judge.close)
                         check_training(copy.deepcopy(exact))
                     traced.check_always()
-            admitted = Admitted(columns=traced.columns, sequences=traced.sequences, why="it takes none")
+            columns = traced.columns
+            admitted = Admitted(columns=columns, sequences=traced.sequences, why="it takes none")
             safe = _safe(copy.deepcopy(exact), admitted, make)
             try:
-                differs = judge.apart(safe, state_of(safe).family.narrow) or _with_types(exact, safe, judge)
+                narrow = state_of(safe).family.narrow
+                differs = judge.apart(safe, narrow) or (judge.with_types(safe, narrow) if TYPES in columns else "")
             finally:
                 unpacked(safe)
             if differs:
@@ -224,29 +224,6 @@ def _safe(made: Substitute, admitted: Admitted, make: MakeBase) -> Substitute:
     wrap(made.wrapped, admitted, make)
     object.__setattr__(made, STATE, vars(made.base)[STATE])
     return made
-
-
-def _with_types(exact: Substitute, safe: Substitute, judge: Judge) -> str:
-    """Return a sentence on how outputs with token types differ between packs and sequences alone; "": they do not.
-
-    The sequences are those of `judge`: `exact` runs each of them alone, and `safe`, the pack-safe copy, runs them
-    packed. The result is also "" if the wrapper takes no ``token_type_ids``, or if the base's configuration has no
-    number of token types.
-    """
-    kinds = getattr(exact.config, "type_vocab_size", 0)
-    if "token_type_ids" not in accepted(exact.wrapped, exact.base) or not kinds:
-        return ""
-    types = [[at % kinds for at in range(len(one))] for one in judge.sequences]
-    for form in (Flat(), Rows(max(map(len, types)) + 10)):
-        batch = PackedBatch.from_sequences(judge.sequences, form=form, columns={"token_type_ids": types})
-        with torch.no_grad():
-            made = {name: split(batch, value) for name, value in safe(**batch).items()}
-            for number, (ids, given) in enumerate(zip(judge.sequences, types, strict=True)):
-                alone = exact(input_ids=torch.tensor([ids]), token_type_ids=torch.tensor([given]))
-                for name, value in alone.items():
-                    if apart(value[0], made[name][number]) > judge.limit * max(largest_finite(value), 1e-30):
-                        return f"{name} of sequence {number} with token_type_ids differs between packs and alone"
-    return ""
 
 
 def _audited(small: Substitute, admitted: Admitted, make: MakeBase) -> list[Verdict]:

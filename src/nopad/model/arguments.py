@@ -18,7 +18,7 @@ from nopad.errors import BatchError
 from nopad.losses.checks import check_classes, check_places
 from nopad.model.embedded import input_embeddings
 
-__all__ = ["check_inputs", "check_labels", "check_range"]
+__all__ = ["check_inputs", "check_labels", "check_range", "classes_of"]
 
 PER_TOKEN = ("token_type_ids", "position_ids")
 # Arguments that the head checks, or that need not have one value per slot.
@@ -213,12 +213,12 @@ def check_labels(model: Any, by_token: bool, named: dict[str, Any]) -> None:
         elif name in ("next_sentence_label", "sentence_order_label"):
             check_classes(value, 2, name)
         elif by_token:
-            check_classes(value, _classes(model))
+            check_classes(value, classes_of(model))
         else:
             _check_sequence_labels(model.config, value)
 
 
-def _classes(model: Any) -> int:
+def classes_of(model: Any) -> int:
     """Return the number of classes of a head that gives one result per token.
 
     This is the size of the vocabulary if the model has output embeddings (a language model), else `config.num_labels`.

@@ -41,6 +41,7 @@ from nopad.model.proven import Proven
 from nopad.model.unguarded import check_rows
 from nopad.model.vocabulary import LabelledOnly
 from nopad.model.windows import Seen, Windows, seen_in
+from nopad.model.wrapper_parts import Admitted
 from nopad.threads import check_free, new_lock
 
 __all__ = ["Enter", "HookedModel", "Leave", "part_of"]
@@ -82,6 +83,7 @@ class HookedModel:
         watch: looks for code of the user's own that is added later.
         proven: the code of the classes in `own`, and the values that this code reads, when the model was made
             pack-safe; None if `own` is empty.
+        admitted: which arguments a proof of the model's own class covers; None: there was no such proof.
         attends: those modules of `attending` that look up their attention function in transformers' registry, when
             hooks were last attached; () if `Family.route` is not "interface".
         windows: the windows that `attends` must have; None: not yet known.
@@ -104,6 +106,7 @@ class HookedModel:
     own: dict[str, type] = field(default_factory=dict)
     watch: Watch = field(default_factory=Watch)
     proven: Proven | None = None
+    admitted: Admitted | None = None
     attends: tuple[nn.Module, ...] = ()
     windows: Windows | None = None
     first: Seen = field(default_factory=dict)

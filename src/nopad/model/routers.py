@@ -11,11 +11,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from nopad.batch.device import Placement
 from nopad.errors import BatchError, UnsupportedModelError
 from nopad.model.known import class_of
+from nopad.model.wrapper_parts import leaves_of
 
 __all__ = ["ASKED", "check_losses", "of_real_tokens", "refuse_static_routers", "routes"]
 
@@ -77,22 +78,24 @@ def _real(model: Any, at: Placement, layer: Any) -> Tensor:
     return at.given(layer)
 
 
-def check_losses(model: Any, at: Placement, output: Any) -> None:
-    """Refuse a batch with padding if a class of the user's own returns a loss of the whole batch besides `loss`.
+def check_losses(model: Any, at: Placement, labelled: bool, output: Any) -> None:
+    """Refuse a batch with padding if a class of the user's own returns a number of the whole batch, such as a loss.
 
-    transformers' own classes use the mask to leave padding out of such a loss. What another forward method does is not
-    known. `at` is the batch's layout, and `output` is what the model returned.
+    A loss that is computed from labels is not refused: it is proven. transformers' own classes use the mask to leave
+    padding out of such a number. What another forward method does is not known. `at` is the batch's layout, `labelled`
+    says whether labels were given, and `output` is what the model returned.
 
     Raises:
-        BatchError: the batch has padding, the forward method is not transformers' own, and the output has a scalar
-            besides `loss` whose name ends with "loss".
+        BatchError: the batch has padding, the forward method is not transformers' own, and the output has a
+            floating-point scalar, besides `loss` (in a tuple: the first entry) if labels were given.
     """
     kind: Any = class_of(model)
     if at.layout.slots == at.layout.tokens or kind.forward.__module__.startswith("transformers."):
         return
-    named = output.items() if isinstance(output, Mapping) else ()
-    for name, value in named:
-        if name != "loss" and name.endswith("loss") and isinstance(value, Tensor) and value.dim() == 0:
+    for name, value in leaves_of(output):
+        if not isinstance(value, Tensor) or value.dim() or not value.is_floating_point():
+            continue
+        if not (labelled and name in ("loss", "output 0")) and not isinstance(value, nn.Parameter):
             raise BatchError(
                 f"{name} of {kind.__name__}, a class that nopad does not know, is of the whole batch, and this batch "
                 f"has {at.layout.slots - at.layout.tokens} slots of padding, which may count in it; build the batch "

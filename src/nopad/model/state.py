@@ -30,18 +30,26 @@ from nopad.model.known import class_of
 from nopad.model.later import came_before, check_given
 from nopad.model.mixers import carry, refuse_compiled
 from nopad.model.nested import kept
-from nopad.model.own import is_own
+from nopad.model.own import is_own, is_own_call
 from nopad.model.positions import positions
 from nopad.model.postconditions import check_attended, check_output, check_ran
 from nopad.model.routers import check_losses, of_real_tokens
 from nopad.model.static import enter_static, leave_static
 from nopad.model.unguarded import refuse_marked, refuse_unguarded
+from nopad.model.wrapper_parts import check_proven, label_names
 
 __all__ = ["State"]
 
 log = logging.getLogger("nopad")
 
 TYPES = "token_type_ids"
+# Arguments that say what is returned, or how a loss is scaled; of them no token gets another result.
+SWITCHES = (
+    *("use_cache", "return_dict", "output_hidden_states", "output_attentions", "output_router_logits"),
+    *("logits_to_keep", "num_items_in_batch"),
+)
+
+LABELS = (*label_names("tokens"), *label_names("answers"))
 
 
 @dataclass(eq=False)
@@ -67,6 +75,8 @@ class State(HookedModel):
             arguments = bound(module, args, kwargs)
             numbers: Any = arguments.get("attention_mask")
             if is_static(numbers):
+                if self.admitted is not None:
+                    check_proven(self.model, self.admitted, arguments, SWITCHES)
                 enter_static(self.cell, self.head, arguments, None)
             elif not isinstance(numbers, PackedMask):  # a `PackedMask` raises its own error while compiling
                 refuse_marked(arguments)
@@ -80,6 +90,7 @@ class State(HookedModel):
         if self.family.route == "interface":
             refuse_attentions(module, named)
         if is_static(guard):
+            self._check_proven(named)
             enter_static(self.cell, self.head, named, frame)
             return None
         if not isinstance(guard, PackedMask):
@@ -161,7 +172,8 @@ class State(HookedModel):
         check_attended(module, self.family, call, self.modules)
         output = self.head.leave(call, output)
         check_output(module, self.head, call, output)
-        check_losses(module, call.placed, output)
+        labelled = any(one is not None for name in LABELS for one in (kwargs.get(name), call.labels.get(name)))
+        check_losses(module, call.placed, labelled, output)
         output = of_real_tokens(module, call.placed, output)
         return output.to_tuple() if call.as_tuple and hasattr(output, "to_tuple") else output
 
@@ -240,7 +252,8 @@ class State(HookedModel):
         ``[3, R, L]``; None: the positions are made from those of the layout.
 
         Raises:
-            BatchError: a column of the batch does not fit the model (`leave_columns`).
+            BatchError: a column of the batch does not fit the model (`leave_columns`); or an argument was not part of
+                the proof of the user's own class.
         """
         takes = self.takes
         placed = call.placed
@@ -265,6 +278,7 @@ class State(HookedModel):
         if asked is not None or (call.as_tuple and (self.head.stock or "return_dict" in takes)):
             named["return_dict"] = True
         leave_columns(self.model, takes, named)
+        self._check_proven(named)
         # A user's own class may take it and not hand it on
         missing = self.head.stock and TYPES in takes and named.get(TYPES) is None
         if missing and self._types_are_narrow(placed.layout.shape[1]):
@@ -272,6 +286,24 @@ class State(HookedModel):
         if self.family.front is not None:
             call.seen[STATES] = named.pop(STATES)
             named[self.family.front[1]] = blank(self.model.config, next(self.model.parameters()))
+
+    def _check_proven(self, named: Mapping[str, Any]) -> None:
+        """Check that the arguments of a call, `named`, were part of the proof, if the user's own class was proven.
+
+        Raises:
+            BatchError: an argument was not part of the proof; or labels are given, and the user has replaced the
+                model's `loss_function`, of which there is no proof.
+        """
+        loss = vars(self.model).get("_loss_function")
+        if loss is not None and is_own_call(loss) and named.get("labels") is not None:
+            raise BatchError(
+                f"labels were given, and loss_function of this {type(self.model).__name__} is your own "
+                f"({getattr(loss, '__qualname__', loss)}), of which nopad does not know what it would be on packs. "
+                "Take them out, labels = batch.pop('labels'), and compute the loss from outputs, such as by "
+                "nopad.losses.token_loss"
+            )
+        if self.admitted is not None:
+            check_proven(self.model, self.admitted, named, SWITCHES)
 
 
 def _refuse_ambiguous(head: Head, layout: Any) -> None:

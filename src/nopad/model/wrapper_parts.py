@@ -6,17 +6,29 @@ packs, `nopad.admitting.wrapping` proves that it may; `Admitted` holds what this
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
 
-from nopad.errors import OptionError
+from nopad.errors import BatchError, OptionError
 from nopad.model.calls import parameters, takes_more
 from nopad.model.known import class_of
 
-__all__ = ["COLUMNS", "PLAIN", "Admitted", "accepted", "bases_of", "leaves_of", "outer_modules", "wraps"]
+__all__ = [
+    "COLUMNS",
+    "PLAIN",
+    "Admitted",
+    "accepted",
+    "bases_of",
+    "check_proven",
+    "label_names",
+    "leaves_of",
+    "outer_modules",
+    "wraps",
+]
 
 COLUMNS = ("input_ids", "attention_mask", "token_type_ids", "position_ids")  # with which a wrapper is proven
 NO_WRAPPERS = ("torch", "transformers", "peft", "accelerate", "deepspeed", "sentence_transformers", "nopad")
@@ -25,16 +37,18 @@ PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
 @dataclass(frozen=True)
 class Admitted:
-    """What the proof of a wrapper found: which arguments a packed call of the wrapper may have, and what it returns.
+    """What a proof found of the user's own class: which arguments a packed call may have, and what it returns.
+
+    The class is that of a wrapper, or of a transformers model.
 
     Attributes:
-        columns: which columns of a batch the wrapper takes, out of "input_ids", "attention_mask", "token_type_ids" and
+        columns: which columns of a batch it takes, out of "input_ids", "attention_mask", "token_type_ids" and
             "position_ids".
-        labels: how the wrapper computes its loss. "tokens": mean cross entropy of one label per token; "causal": the
-            same, with labels that the wrapper shifts by one token; "classification": mean cross entropy of one label
-            per sequence; None: a call with labels is refused.
+        labels: how it computes its loss. "tokens": mean cross entropy of one label per token; "causal": the same, with
+            labels that it shifts by one token; "classification": from one label per sequence (of a wrapper: mean cross
+            entropy); "answers": from `start_positions` and `end_positions`; None: a call with labels is refused.
         why: the reason why calls with labels are refused; "": they are not.
-        sequences: whether some outputs of the wrapper have one entry per sequence.
+        sequences: whether some outputs of a wrapper have one entry per sequence.
     """
 
     columns: tuple[str, ...] = COLUMNS[:2]
@@ -141,3 +155,39 @@ def accepted(model: nn.Module, base: nn.Module) -> tuple[str, ...]:
             "attention_mask"
         )
     return found
+
+
+def label_names(head: str | None) -> tuple[str, ...]:
+    """Return the names of the arguments that hold labels, for a kind of head, such as "tokens" or "answers"."""
+    return ("start_positions", "end_positions") if head == "answers" else ("labels",)
+
+
+def check_proven(model: nn.Module, admitted: Admitted, named: Mapping[str, Any], more: tuple[str, ...] = ()) -> None:
+    """Check that all arguments of a packed call, `named`, were part of a proof of the model or wrapper `model`.
+
+    `admitted` is what the proof found. Arguments that are None, or have their default value, and those in `more` are
+    allowed.
+
+    Raises:
+        BatchError: an argument was not part of the proof.
+    """
+    name, covered = type(model).__name__, (*admitted.columns, "attention_mask", *more)
+    for key, value in named.items():
+        if value is None or key in covered:
+            continue
+        if admitted.labels is None and key in ("labels", *label_names("answers")):
+            raise BatchError(
+                f"{key} were given, and the proof of {name} was without them: {admitted.why}. Take them out, "
+                f"{key} = batch.pop({key!r}), and compute the loss from outputs, such as by nopad.losses.token_loss"
+            )
+        if key not in label_names(admitted.labels) and not _is_default(model, key, value):
+            raise BatchError(
+                f"{key} was given, and the proof of {name} was without it, so what it changes is not known; leave it "
+                "out, or set it in the class; if it holds labels, name it labels"
+            )
+
+
+def _is_default(model: nn.Module, key: str, value: Any) -> bool:
+    usual = inspect.signature(type(model).forward).parameters
+    default = usual[key].default if key in usual else inspect.Parameter.empty
+    return type(default) is type(value) and isinstance(default, PLAIN) and bool(default == value)

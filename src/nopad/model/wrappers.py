@@ -34,7 +34,7 @@ from nopad.model.own import changes
 from nopad.model.proven import Proven
 from nopad.model.safety import STATE
 from nopad.model.unguarded import refuse_unguarded
-from nopad.model.wrapper_parts import PLAIN, Admitted, accepted, bases_of, leaves_of, outer_modules
+from nopad.model.wrapper_parts import PLAIN, Admitted, accepted, bases_of, check_proven, leaves_of, outer_modules
 from nopad.sequences import IGNORED
 
 __all__ = ["Wrapper", "wrap"]
@@ -288,23 +288,7 @@ class Wrapper:
         if "position_ids" not in self.accepts:
             named.pop("position_ids", None)
         leave_columns(self.model, self.accepts, named)
-        if named.get("labels") is not None and self.admitted.labels is None:
-            raise BatchError(
-                f"labels were given, and the proof of {name} was without them: {self.admitted.why}. Take them out, "
-                "labels = batch.pop('labels'), and compute the loss from outputs, such as by nopad.losses.token_loss"
-            )
-        usual = _defaults(self.model)
-        for key, value in named.items():
-            if (
-                key in (*columns, "attention_mask", "labels")
-                or value is None
-                or (key in usual and _equal(usual[key], value))
-            ):
-                continue
-            raise BatchError(
-                f"{key} was given, and the proof of {name} was without it, so what it changes is not known; leave it "
-                "out, or set it in the class"
-            )
+        check_proven(self.model, self.admitted, named)
         if named.get("input_ids") is None:
             raise BatchError(f"no input_ids were given to {name}; the batch is laid out in {list(layout.shape)}")
         check_inputs(self.base, columns, True, {key: named[key] for key in columns if key in named}, layout)
@@ -353,17 +337,6 @@ def wrap(model: nn.Module, admitted: Admitted, make: Callable[[Any], Any]) -> No
     state = Wrapper(model, base, admitted)
     state.install()
     object.__setattr__(model, STATE, state)
-
-
-def _defaults(model: nn.Module) -> dict[str, Any]:
-    import inspect
-
-    found = inspect.signature(type(model).forward).parameters.values()
-    return {one.name: one.default for one in found if one.default is not inspect.Parameter.empty}
-
-
-def _equal(one: Any, other: Any) -> bool:
-    return type(one) is type(other) and isinstance(one, PLAIN) and one == other
 
 
 def _same_mask(given: Any, mask: Tensor) -> bool:
