@@ -220,7 +220,7 @@ def _decode(
     encoder: Encoder | None,
     schema: pa.Schema,
     chosen: Selection,
-    given: Sequence[Mapping[str, Any] | Bad] | None = None,
+    given: Sequence[Any] | None = None,
 ) -> Iterator[Records | BadRecord]:
     """Yield the records of a block, in order: runs of good records as `Records`, and bad ones between them.
 
@@ -283,7 +283,7 @@ def _made(
         good, lines = [], []
     runs += decode_dicts(good, lines, schema, chosen)
     bad = {run.line for run in runs if isinstance(run, BadRecord)}
-    if counts and bad:  # of the records that are packed alone
+    if bad and any(counts.values()):  # of the records that are packed alone
         whole = [item for item, line in zip(items, at, strict=True) if line not in bad]
         counts = encoder.encode(whole)[1] if whole else {}
     last = 0
