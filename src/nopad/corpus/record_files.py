@@ -222,7 +222,7 @@ def _decode(
     encoder: Encoder | None,
     schema: pa.Schema,
     chosen: Selection,
-    given: Sequence[Mapping[str, Any] | Bad] | None = None,
+    given: Sequence[Any] | None = None,
 ) -> Iterator[Records | BadRecord]:
     """Yield the records of a block, in order: runs of good records as `Records`, and bad ones between them.
 

@@ -100,11 +100,10 @@ class Run:
 def as_json(records: Iterable[dict[str, Any] | Bad]) -> bytes:
     """Return records as a JSON array, in bytes; ``[reason]`` stands for a bad record.
 
-    Equal records give equal bytes in every process. A value that JSON cannot hold is replaced by the result of its
-    method `tolist` if it has one, as NumPy arrays do; else by its `repr` without addresses in memory. Of a set, the
-    values are sorted, and of a function, its annotations and docstring are added. A key that JSON cannot hold is
-    replaced by its `repr`. ``[reason]`` also stands for a record that is nested too deeply, or holds an integer of
-    thousands of digits.
+    A value that JSON cannot hold is replaced by the result of its method `tolist` if it has one, as NumPy arrays do;
+    else by its `repr`. So that other processes write the same, addresses in memory are left out, and a set becomes
+    a sorted list. The docstring of a function is added. A key that JSON cannot hold is replaced by its `repr`.
+    ``[reason]`` also stands for a record that is nested too deeply, or holds an integer of thousands of digits.
     """
     values = [[one.reason] if isinstance(one, Bad) else one for one in records]
     try:
@@ -131,7 +130,7 @@ def _plain(value: Any) -> Any:
         return value.tolist()
     if isinstance(value, set | frozenset):
         return sorted(map(_told, value))
-    return _told((value, value.__annotations__, value.__doc__) if isfunction(value) else value)
+    return _told((value, value.__doc__) if isfunction(value) else value)
 
 
 def _told(value: Any) -> str:

@@ -38,6 +38,7 @@ class PreparingMixin(_Base):
     _as_stored: bool  # whether packed datasets are read row by row, and not packed anew
     _collates: bool
     _ready: bool
+    _steps_done: int  # before training resumed
     _loading: dict[str, Any]
     schedule: Schedule | None
 
