@@ -14,7 +14,7 @@ import nopad
 from nopad import PackedBatch, Rows
 from nopad.errors import BatchError, OptionError
 from nopad.model import static_inputs
-from nopad.model.arguments import _classes
+from nopad.model.arguments import classes_of
 
 SEQUENCES = [[5, 6, 7], [8], [9, 10]]
 
@@ -140,7 +140,7 @@ def test_as_many_classes_as_a_head_gives(kind, head):
         output = model(input_ids=torch.tensor([[5, 6]]))
     logits = output.get("logits", output.get("prediction_logits"))
     if logits.dim() == 3:  # ELECTRA's pre-training is a yes or no per token
-        assert _classes(model) == logits.shape[-1]
+        assert classes_of(model) == logits.shape[-1]
 
 
 class TestOneForEachSlot:
