@@ -43,9 +43,9 @@ def head_for(model: Any, causal: bool) -> str | None:
     if not takes(model, "labels"):
         return "tokens"
     try:
-        kind = Losses(copy.deepcopy(model)).kind()
+        found = Losses(copy.deepcopy(model)).kind()
     except Exception:  # a model's code may raise anything; why its labels are refused is said by `why_no_labels`
-        kind = None
-    if kind in KINDS[3]:
-        return kind
+        found = None
+    if found in KINDS[3]:
+        return found
     return "causal" if causal and "labels" in parameters(type(model).forward) else "tokens"

@@ -1,9 +1,10 @@
-"""Check that each attention module of a model has the window that the model's masks give to its place.
+"""Check that each attention module of a model lets tokens see what the model's masks let them see at its place.
 
-A model makes its masks from the configuration, and nopad's attention takes the window that the module hands on. These
-differ if layers were exchanged, removed or taken from another model, or if the configuration was changed. So the
-modules, and the configurations that they hold, are compared with those of a new model of the same classes and
-configuration, which is built without weights.
+A model makes its masks from the configuration, and from what its layers say. nopad's attention takes the window and the
+causality that the attention module hands on. These differ if layers were exchanged, removed or taken from another
+model, or if the configuration was changed. So attention modules and those around them, and the configurations that they
+hold, are compared with those of a new model of the same classes and configuration, which is built without weights. What
+a new model does not have, and the settings of configurations, must be as they were when the model was made pack-safe.
 """
 
 from __future__ import annotations
@@ -149,10 +150,9 @@ def _wanted(model: nn.Module, attends: Set[int], first: Seen) -> Iterator[_Wante
             continue
         place, full = None if is_own(kind) else places.get(bare), f"{name}, a {type(module).__name__}"
         if place is None:
-            said = first[bare][0] if bare in first else {} if decided else _said(vars(module))
-            yield from (
-                _Wanted(vars(module), key, said.get(key), full, True) for key in {**said, **_said(vars(module))}
-            )
+            said = _said(vars(module))
+            early = first[bare][0] if bare in first else {} if decided else said
+            yield from (_Wanted(vars(module), key, early.get(key), full, True) for key in {**early, **said})
             continue
         if id(module) in attends and _is_silent(place):
             raise silent(place)
@@ -225,7 +225,7 @@ def _changed(model: nn.Module, attends: Set[int], first: Seen) -> tuple[str, Any
 
 def _named(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """Yield (name, module) for each place of a module in a model, outer ones first."""
-    return model.named_modules(remove_duplicate=False)
+    yield from model.named_modules(remove_duplicate=False)
 
 
 def _bare(name: str) -> str:
