@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+import copy
 import importlib.util
 import json
+import pickle
 import subprocess
 import sys
 
 import numpy as np
 import pytest
+import tokenizers
 
 from nopad.corpus import Tokenizer, load_tokenizer
 from nopad.corpus import tokenizer as module
@@ -108,6 +111,23 @@ def test_fingerprint_is_of_the_content(build_tokenizer):
     one, same, other = Tokenizer(build_tokenizer()), Tokenizer(build_tokenizer()), Tokenizer(build_tokenizer("$A"))
     assert one.fingerprint == same.fingerprint != other.fingerprint
     assert len(bytes.fromhex(one.fingerprint)) == 32
+
+
+def test_names_of_special_tokens_that_are_plain_text(build_tokenizer):
+    """The description of a tokenizer lacks this setting, so that copies lost it, and so did pickled ones."""
+    given = build_tokenizer()
+    given.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    given.add_special_tokens(["[SEP]"])
+    usual = load_tokenizer(given)
+    given.encode_special_tokens = True
+    plain = load_tokenizer(given)
+    for one in (plain, pickle.loads(pickle.dumps(plain)), copy.deepcopy(plain)):
+        assert one.encode(["w1 [SEP]"])[0].tolist() == [4, 0, 0, 0]
+    assert plain.fingerprint != usual.fingerprint
+    assert not usual.plain_encodings([])
+    for one in (usual, pickle.loads(pickle.dumps(usual))):
+        assert one.plain_encodings(["w1 [SEP]"])[0].ids == [4, 0, 0, 0]
+        assert one.encode(["w1 [SEP]"])[0].tolist() == [4, 2]
 
 
 def test_vocabulary_size_includes_added_tokens(build_tokenizer):

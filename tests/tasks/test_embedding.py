@@ -17,7 +17,7 @@ from tests.model.zoo import build
 import nopad
 from nopad.errors import BatchError, FormatError, InputError, LengthError, OptionError
 from nopad.tasks import Embedder, Texts, embed
-from nopad.tasks.folder import STATES, default_folder, read_folder
+from nopad.tasks.folder import KINDS, STATES, default_folder, read_folder
 
 TEXTS = [
     "A pack holds several sequences.",
@@ -141,7 +141,7 @@ def test_a_module_that_is_not_run(folder):
     modules = json.loads((folder / "modules.json").read_text())
     modules[2]["type"] = "sentence_transformers.models.Dense"
     (folder / "modules.json").write_text(json.dumps(modules))
-    with pytest.raises(FormatError, match="has a module of kind Dense, which nopad does not run"):
+    with pytest.raises(FormatError, match=r"kind sentence_transformers\.models\.Dense, which nopad does not run"):
         Embedder.from_folder(folder)
 
 
@@ -378,6 +378,10 @@ FOLDERS = {
     "normalised": {"modules": ("Transformer", "Pooling", "Normalize")},
     "pooling of one mode": {"pooling": {"pooling_mode": ["cls"]}},
     "last tokens": {"pooling": {"pooling_mode_lasttoken": True}},
+    "older settings beside the new one": {"pooling": {"pooling_mode": "cls", "pooling_mode_mean_tokens": True}},
+    "names of special tokens that are plain text": {
+        "settings": {"tokenizer_config.json": {**OLD, "max_len": 40, "split_special_tokens": True}}
+    },
     "shortened": {"files": {OF_MODEL: {"truncate_dim": 8}}, "modules": NORMALISED},
     "the settings of Normalize": {
         "files": {OF_NORMALIZE: {"module_input_name": "sentence_embedding", "module_output_name": None}},
@@ -484,6 +488,10 @@ def test_a_folder_means_what_it_means_in_sentence_transformers(how, tmp_path):
         *(
             ({"entry": {key: value}}, says)
             for key, value, says in (
+                *(
+                    ("type", f"sentence_transformers.{kind}", f"has a module of kind sentence_transformers.{kind}, wh")
+                    for kind in ("foo.Pooling", "multi_vector_encoder.modules.Pooling", "base.modules.Pooling")
+                ),
                 ("type", "my.Pooling", r"has a module of kind my\.Pooling, which nopad does not run"),
                 ("path", None, r"modules\.json has the path None for module 1; expected a folder in"),
                 ("path", "../1_Pooling", r"has the path '\.\./1_Pooling' for module 1; expected a folder in"),
@@ -507,12 +515,25 @@ def test_a_folder_means_what_it_means_in_sentence_transformers(how, tmp_path):
         ({"modules": ("Pooling", "Transformer")}, "has the modules Pooling, Transformer; expected"),
         ({"modules": ("Transformer", "Transformer")}, "has the modules Transformer, Transformer; expected"),
         ({"pooling": {"pooling_mode": ["mean", "cls"]}}, r"pools by \['mean', 'cls'\]; known are mean"),
-        ({"pooling": {"pooling_mode": "mean", "pooling_mode_cls_token": True}}, "pools by mean; known are mean"),
+        ({"pooling": {"pooling_mode": None}}, "pools by None; known are mean"),
+        ({"modules": ("Transformer",)}, "has the modules Transformer; expected Transformer, Pooling, Normalize"),
+        ({"modules": ("Transformer", "Normalize")}, "has the modules Transformer, Normalize; expected Transformer, Po"),
     ],
 )
 def test_what_a_folder_asks_for_is_done_or_refused(how, says, tmp_path):
     with pytest.raises(FormatError, match=says):
         Embedder.from_folder(saved(tmp_path / "model", **how))
+
+
+def test_older_settings_beside_the_new_one(tmp_path):
+    """sentence-transformers leaves them out."""
+    config = {"pooling_mode": "cls", "pooling_mode_mean_tokens": True, "pooling_mode_max_tokens": True}
+    assert Embedder.from_folder(saved(tmp_path / "model", pooling=config)).pooling == "first"
+
+
+def test_the_names_of_the_modules_are_those_of_sentence_transformers():
+    util = pytest.importorskip("sentence_transformers.util")
+    assert all(util.import_from_string(name).__name__ == kind for name, kind in KINDS.items())
 
 
 def test_a_limit_above_the_positions_of_a_rotary_model(tmp_path):

@@ -16,6 +16,7 @@ CHANGES = {
     "token types": {"model_input_names": ["input_ids"]},
     "a special token": {"eos_token": "[SEP]"},
     "another class of padding": {"pad_token": "[MASK]"},
+    "names of special tokens that are plain text": {"split_special_tokens": True},
 }
 
 

@@ -115,8 +115,13 @@ def test_what_a_sentence_transformers_folder_says(folder):
 
 def test_a_prompt_of_the_folder(folder):
     path = folder(Embedding(tokenizer()), "BertModel")
-    module = {"name": "0", "path": "", "type": "sentence_transformers.models.Transformer"}
-    (path / "modules.json").write_text(json.dumps([module]))
+    modules = [
+        {"name": kind, "path": where, "type": f"sentence_transformers.models.{kind}"}
+        for kind, where in (("Transformer", ""), ("Pooling", "1_Pooling"))
+    ]
+    (path / "modules.json").write_text(json.dumps(modules))
+    (path / "1_Pooling").mkdir()
+    (path / "1_Pooling" / "config.json").write_text(json.dumps({"embedding_dimension": 32}))
     named = {"prompts": {"query": "what is "}, "default_prompt_name": "query"}
     (path / "config_sentence_transformers.json").write_text(json.dumps(named))
     assert load_task("embed", path, {})[0].prompt == "what is "

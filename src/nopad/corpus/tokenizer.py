@@ -66,9 +66,14 @@ class Tokenizer:
     def __init__(self, inner: tokenizers.Tokenizer | SlowBackend, *, name: str = "the tokenizer"):
         inner.no_truncation()
         inner.no_padding()
-        self._inner = inner
+        self._inner, self._plain_names = inner, bool(inner.encode_special_tokens)
         self.name = name
         self.prefix, self.suffix = _special_tokens(inner, name)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._inner.encode_special_tokens = self._plain_names  # which a pickled tokenizer loses
+        self.__dict__.pop("_plain", None)
 
     @property
     def vocab_size(self) -> int:
@@ -82,8 +87,12 @@ class Tokenizer:
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256, in hex, of the tokenizer as JSON with sorted keys, without its truncation and padding."""
-        canonical = json.dumps(from_json(self._inner.to_str()), sort_keys=True, separators=(",", ":"))
+        """SHA-256, in hex, of the tokenizer as JSON with sorted keys, without its truncation and padding.
+
+        The JSON also says so if names of special tokens in texts are read as plain text.
+        """
+        content = from_json(self._inner.to_str()) | ({"encode_special_tokens": True} if self._plain_names else {})
+        canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()
 
     def encode(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
@@ -115,12 +124,13 @@ class Tokenizer:
         Raises:
             FormatError: the tokenizer fails, for example because it has no token for a part of a text.
         """
-        self._plain.encode_special_tokens = True  # each time, since it is lost when the copy is pickled
         return self._encoded(self._plain, texts)
 
     @cached_property
     def _plain(self) -> tokenizers.Tokenizer | SlowBackend:
-        return self._inner.copy() if isinstance(self._inner, SlowBackend) else _copied(self._inner)
+        found = self._inner.copy() if isinstance(self._inner, SlowBackend) else _copied(self._inner)
+        found.encode_special_tokens = True
+        return found
 
     def _encoded(self, inner: tokenizers.Tokenizer | SlowBackend, texts: Sequence[str]) -> list[Any]:
         parts = [[text] for text in texts] if _ONE_CORE.get() else [list(texts)]  # a single text needs no other thread
@@ -245,7 +255,10 @@ def _from_object(given: Any) -> Tokenizer:
     name = str(getattr(given, "name_or_path", "") or "the tokenizer")
     inner = getattr(given, "backend_tokenizer", given)
     if isinstance(inner, tokenizers.Tokenizer):
-        return Tokenizer(_copied(inner), name=name)
+        copied = _copied(inner)
+        # transformers sets it anew in each call
+        copied.encode_special_tokens = getattr(given, "split_special_tokens", inner.encode_special_tokens)
+        return Tokenizer(copied, name=name)
     if not (hasattr(given, "get_vocab") and callable(given)):
         raise FormatError(
             f"{type(given).__name__} is no tokenizer; give a path, a name, or a tokenizer of tokenizers or transformers"
@@ -254,6 +267,7 @@ def _from_object(given: Any) -> Tokenizer:
 
 
 def _copied(inner: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
+    """Return a copy, whose `encode_special_tokens` is False: the description of a tokenizer does not have it."""
     return type(inner).from_str(inner.to_str())
 
 

@@ -39,4 +39,6 @@ def tokenizer_fingerprint(tokenizer: Any) -> str:
         "template": getattr(tokenizer, "chat_template", None),
         "columns": tokenizer.model_input_names,
     }
+    if getattr(tokenizer, "split_special_tokens", False):
+        facts["split"] = True  # names of special tokens in texts
     return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()

@@ -38,6 +38,17 @@ Pooling = Literal["mean", "first", "last"]
 POOLINGS = {"pooling_mode_cls_token": "first", "pooling_mode_mean_tokens": "mean", "pooling_mode_lasttoken": "last"}
 OTHERS = tuple(f"pooling_mode_{way}_tokens" for way in ("max", "mean_sqrt_len", "weightedmean"))
 NAMED = {"cls": "first", "mean": "mean", "lasttoken": "last"}
+# Where sentence-transformers has, or had, the classes that nopad runs; elsewhere, it finds none of these names
+PLACES = {
+    "Transformer": ("base.modules", "base.modules.transformer"),
+    "Pooling": ("sentence_transformer.modules.pooling",),
+    "Normalize": ("base.modules", "base.modules.normalize", "sentence_transformer.modules.normalize"),
+}
+KINDS = {
+    f"sentence_transformers.{place}.{kind}": kind
+    for kind, places in PLACES.items()
+    for place in ("models", f"models.{kind}", "sentence_transformer.modules", *places)
+}
 SETTINGS_FILES = tuple(
     f"sentence_{kind}_config.json"
     for kind in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
@@ -252,21 +263,18 @@ def _modules(path: Path) -> list[tuple[str, dict[str, Any]]]:
     """Return the modules of a folder in their order, each with its kind, such as "Pooling"; [] without a list of them.
 
     Raises:
-        FormatError: the list is damaged; or it is not one Transformer, then at most one Pooling, then any number of
-            Normalize.
+        FormatError: the list is damaged; or it is not one Transformer, then one Pooling, then any number of Normalize.
     """
     file = path / "modules.json"
     found = []
     for one in _read(file, list):
         name = str(one.get("type"))
-        own = name.startswith("sentence_transformers.")  # others are classes of somebody else, whatever their name
-        found.append((name.rpartition(".")[2] if own else name, one))
+        found.append((KINDS.get(name, name), one))
     kinds = [kind for kind, _ in found]
     for kind in kinds:
-        if kind not in ("Transformer", "Pooling", "Normalize"):
+        if kind not in PLACES:
             raise FormatError(f"{path} has a module of kind {kind}, which nopad does not run")
-    first = kinds[:2] if kinds[1:2] == ["Pooling"] else kinds[:1]
-    if kinds and (first[0] != "Transformer" or set(kinds[len(first) :]) - {"Normalize"}):
+    if kinds and (kinds[:2] != ["Transformer", "Pooling"] or set(kinds[2:]) - {"Normalize"}):
         raise FormatError(f"{path} has the modules {', '.join(kinds)}; expected Transformer, Pooling, Normalize")
     for at, (_, one) in enumerate(found):
         _check(one, dict.fromkeys(("idx", "name", "path", "type", "kwargs")), file)  # kwargs: for other classes
@@ -282,12 +290,14 @@ def _modules(path: Path) -> list[tuple[str, dict[str, Any]]]:
 def _pooling(config: Mapping[str, Any], path: Path) -> str:
     modes = [name for name, on in config.items() if name.startswith("pooling_mode_") and on]
     named = config.get("pooling_mode")
-    if isinstance(named, list) and len(named) == 1:
-        [named] = named
-    ways = {*map(POOLINGS.get, modes), *([NAMED.get(str(named))] if named else [])} or {"mean"}
+    if "pooling_mode" not in config:  # the older settings count only without it
+        ways = set(map(POOLINGS.get, modes)) or {"mean"}
+    else:
+        ways = {NAMED.get(str(one)) for one in (named if isinstance(named, list) and len(named) == 1 else [named])}
     wanted = ways.pop() if len(ways) == 1 else None
     if wanted is None:
-        raise FormatError(f"{path} pools by {named or ', '.join(modes)}; known are mean, first (CLS) and last")
+        said = named if "pooling_mode" in config else ", ".join(modes)
+        raise FormatError(f"{path} pools by {said}; known are mean, first (CLS) and last")
     return wanted
 
 

@@ -410,8 +410,10 @@ def runs_here(model: Any) -> bool:
     """Return whether the calling code was called from within a run of `model`, a bare model, in any lane.
 
     A run of another model that has a module in common with it counts too, since such models take turns. So does a run
-    of a model that is linked with it by other models with lanes: each has a module in common with the next. One of
-    these may hold the turn of `model` while it waits for that of the running model. A run begins where a thread takes its turn, before the model is called. A hook of the model is called from within a
+    of a model that is linked with it by other models with lanes, each of which has a module in common with the next:
+    one of these may hold the turn of `model` while it waits for that of the running model.
+
+    A run begins where a thread takes its turn, before the model is called. A hook of the model is called from within a
     run. So is a signal handler that interrupts a run in its own thread, or a finaliser that the garbage collector calls
     there.
     """
