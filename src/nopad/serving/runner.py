@@ -174,8 +174,8 @@ class PackRunner:
         if warm_up and runs_here(bare(self._core.model)):
             raise ServingError(
                 "a hook, signal handler or finaliser (__del__) makes a runner within a run of the same model, or of "
-                "one that is linked with it by shared modules; its warm-up would wait for the end of this run; make the "
-                "runner in another thread, or with warm_up=False"
+                "one that is linked with it by shared modules; its warm-up would wait for the end of this run; make "
+                "the runner in another thread, or with warm_up=False"
             )
         self._queue = RequestQueue(self.batching, self.when_full, clock, lambda: self._answerer.needs_me)
         self._process = os.getpid()
