@@ -84,7 +84,8 @@ def why_no_labels(exact: Any, head: str, make: Callable[[Any], Any]) -> str:
     def tried() -> None:
         with NoDropout():
             if head not in KINDS[3]:
-                return _check_per_sequence(exact, head, make)
+                _check_per_sequence(exact, head, make)
+                return
             losses = Losses(copy.deepcopy(exact))
             kind = losses.kind()
             if kind not in (None, head):
