@@ -18,7 +18,7 @@ SIZES = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "i
 
 def bert(kind, **more):
     torch.manual_seed(0)
-    return kind(t.BertConfig(**SIZES, **{"num_labels": 5, **more})).double().eval()
+    return kind(t.BertConfig(**{**SIZES, "num_labels": 5, **more})).double().eval()
 
 
 def llama(kind):
@@ -74,11 +74,17 @@ def of(loss, how="dict"):
     def attribute(self, loss, logits):
         return t.modeling_outputs.TokenClassifierOutput(loss=loss, logits=logits)
 
-    give = {"dict": Own.give, "tuple": tupled, "attribute": attribute}[how]
+    def last(self, loss, logits):
+        return (logits,) if loss is None else (logits, loss)
+
+    def called(self, loss, logits):
+        return {"logits": logits, "negative_log": loss}
+
+    give = {"dict": Own.give, "tuple": tupled, "attribute": attribute, "last": last, "called": called}[how]
     return type("Of", (Own,), {"loss": loss, "give": give, "__module__": __name__})
 
 
-@pytest.mark.parametrize("how", ["dict", "tuple", "attribute"])
+@pytest.mark.parametrize("how", ["dict", "tuple", "attribute", "last", "called"])
 def test_a_mean_of_labels_is_admitted_wherever_it_is_in_the_output(how):
     assert why(bert(of(lambda self, logits, labels: mean(logits, labels), how)), "tokens") == ""
     shifted = of(lambda self, logits, labels: mean(logits[:, :-1], labels[:, 1:]), how)
@@ -142,6 +148,26 @@ class Weighted(t.BertForSequenceClassification):
 
 class Penalised(Weighted):
     penalty = 0.5
+
+
+class WeightedInFloat32(Weighted):
+    """As most write it: it raises an error in float64."""
+
+    def forward(self, input_ids, attention_mask=None, position_ids=None, labels=None):
+        logits = super().forward(input_ids, attention_mask, position_ids)["logits"]
+        weight = torch.nn.CrossEntropyLoss(weight=torch.tensor([1.0, 5.0, 0.2]))
+        loss = None if labels is None else weight(logits.view(-1, 3), labels.view(-1))
+        return {"loss": loss, "logits": logits}
+
+
+def test_weights_in_float32():
+    assert why(bert(WeightedInFloat32, num_labels=3), "classification") == ""
+
+
+def test_sparse_gradients_of_a_table():
+    model = bert(of(lambda self, logits, labels: mean(logits, labels)), vocab_size=5000)
+    model.bert.embeddings.word_embeddings.sparse = True
+    assert why(model, "tokens") == ""
 
 
 class Focal(t.LlamaForSequenceClassification):

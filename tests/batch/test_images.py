@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 
@@ -219,3 +220,14 @@ def test_tensors_that_are_on_other_devices():
     seconds = torch.ones(1, device="meta")
     with pytest.raises(BatchError, match="second_per_grid_ts of feature 0 cannot be read"):
         nopad.PackedBatch.from_features([{"input_ids": [1], **videos, "second_per_grid_ts": seconds}])
+
+
+def test_nested_tensors_are_no_pixel_values():
+    nested = torch.nested.nested_tensor([torch.ones(3, 2, 2), torch.ones(3, 4, 4)])
+    with pytest.raises(BatchError, match="pixel_values of feature 0"):
+        nopad.PackedBatch.from_features([{"input_ids": [1, 2], "pixel_values": nested}])
+
+
+def test_a_null_of_arrow_is_no_image():
+    images = {"pixel_values": pa.scalar(None, pa.list_(pa.float32())), "image_sizes": pa.scalar(None)}
+    assert nopad.PackedBatch.from_features([{"input_ids": [1, 2], **images}])["input_ids"].tolist() == [[1, 2]]

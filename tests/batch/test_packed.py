@@ -12,7 +12,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 
 import nopad
 from nopad import Flat, PackedBatch, Rows
@@ -430,7 +430,8 @@ def test_rows_that_cannot_be(how, says):
     [
         ({"fill": {"lables": 0}}, "fill names 'lables'; columns with a value per token are input_ids"),
         ({"fill": ["labels"]}, "fill are of type list; expected a dict by the names of columns"),
-        ({"fill": {"input_ids": 9}}, "fill names 'input_ids' .9., whose padding is pad_id; give it there"),
+        ({"fill": {"input_ids": 9}}, "fill names 'input_ids' .9.; the padding of ids is pad_id"),
+        ({"fill": {"input_ids": 10**5000}}, "fill names 'input_ids' .an integer of"),
         ({"columns": ["a"]}, "columns are of type list; expected a dict by the names of columns"),
         ({"pad_id": 10**5000}, "padding of input_ids is an integer of 16,610 bits; expected an integer"),
         *(({"pad_id": odd}, f"padding of input_ids is {odd!r}; expected an integer") for odd in ("x", None, 1.5)),
@@ -1052,3 +1053,24 @@ def test_sequences_are_found_by_their_place():
         batch = PackedBatch.from_sequences(given, columns={"again": given})
         assert [ids.tolist() for ids in batch.unpack_tokens(batch["again"])] == sequences
         assert batch["input_ids"].tolist() == [[5, 6, 7, 8, 9, 4]]
+
+
+def test_a_dataset_of_torch_is_read_by_its_length():
+    """It has no `__iter__`, and one whose entries are computed has one for any index."""
+
+    class Computed(Dataset):
+        def __len__(self):
+            return 3
+
+        def __getitem__(self, index):
+            return list(range(5, 6 + index))
+
+    batch = PackedBatch.from_sequences(Computed())
+    assert batch.layout.seq_lengths.tolist() == [1, 2, 3]
+
+    class Endless:
+        def __getitem__(self, index):
+            return [5]
+
+    with pytest.raises(BatchError, match="are of type Endless; expected a list with an entry for each sequence"):
+        PackedBatch.from_sequences(Endless())

@@ -185,6 +185,20 @@ def test_the_data_of_equal_records_are_equal_in_every_process():
     assert " at 0x" not in made["function"]
 
 
+def test_the_data_of_functions_differ_with_their_signature():
+    """Of which transformers makes the JSON of a tool."""
+
+    def made(kind):
+        def tool(city):
+            """Tell the weather."""
+
+        tool.__annotations__["city"] = kind
+        return as_json([{"tool": tool}])
+
+    assert made(str) == made(str) != made(int)
+    assert as_json([{"bytes": b"load at 0x10"}]) != as_json([{"bytes": b"load at 0x20"}])
+
+
 def test_an_iterator_is_read_once():
     stream = open_records(iter(RECORDS[:3]))
     assert (stream.read_again(), open_records(RECORDS).read_again()) == (False, True)

@@ -13,6 +13,7 @@ import transformers as t
 from packaging.version import Version
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention
 from zoo import build
 
@@ -388,3 +389,61 @@ def test_the_check_of_each_call_takes_little_time():
         windows.check()
         took.append(time.perf_counter() - began)
     assert min(took) < 1e-4
+
+
+@pytest.mark.parametrize("config", [{"hidden": 16}, "small", (1, 2)], ids=str)
+def test_parts_whose_config_is_no_configuration(config):
+    model, batch = build("bert", "base"), nopad.PackedBatch.from_sequences(GIVEN)
+    model.pooler.config = config
+    nopad.packed(model, prove="never")(**batch)
+
+
+def test_attributes_that_a_user_adds_to_a_model():
+    model, batch = nopad.packed(build("qwen3", "base", **ALTERNATING)), nopad.PackedBatch.from_sequences(GIVEN)
+    model.global_step, model.local_rank, model.layers[0].local_name = 0, 3, "first"
+    model(**batch)
+    model.global_step += 1
+    model(**batch)
+    model.layers[0].self_attn.sliding_window = 9
+    with pytest.raises(UnsupportedModelError, match=r"layers\.0\.self_attn, a Qwen3Attention, has sliding_window = 9"):
+        model(**batch)
+
+
+def test_building_a_model_draws_no_random_numbers_of_the_call():
+    """An audited step that draws some is reported as random."""
+
+    class Drawn(TorchDispatchMode):
+        seen = ()
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            self.seen += (func.name(),) if "normal" in func.name() or "uniform" in func.name() else ()
+            return func(*args, **kwargs or {})
+
+    model, batch = nopad.packed(build("qwen3", "base", **ALTERNATING)), nopad.PackedBatch.from_sequences(GIVEN)
+    state = torch.random.get_rng_state()
+    with Drawn() as drawn:
+        model(**batch)
+    assert drawn.seen == ()
+    assert torch.equal(state, torch.random.get_rng_state())
+
+
+class BothWays(t.LlamaModel):
+    """A decoder made bidirectional, as LLM2Vec does it."""
+
+    def __init__(self, config):
+        super().__init__(config)
+        for layer in self.layers:
+            layer.self_attn.is_causal = False
+
+
+def test_a_class_of_ones_own_that_sees_both_ways_is_compared_with_itself():
+    """A proof is of what it made, and not of what transformers' class would make."""
+    from nopad.model.attention import looks_up
+
+    model = BothWays(t.LlamaConfig(**TINY))
+    attends = [one for one in model.modules() if looks_up(type(one))]
+    first = seen_in(model)
+    Windows(model, attends, first).check()
+    model.layers[1].self_attn.is_causal = True
+    with pytest.raises(UnsupportedModelError, match=r"layers\.1\.self_attn, .* had is_causal = False when"):
+        Windows(model, attends, first).check()

@@ -84,7 +84,11 @@ def why_no_labels(exact: Any, head: str, make: Callable[[Any], Any]) -> str:
     def tried() -> None:
         with NoDropout():
             if head not in KINDS[3]:
-                _check_per_sequence(exact, head, make)
+                taken, raised = _check_per_sequence(exact, head, make)
+                if raised:  # perhaps since its loss has weights in float32
+                    taken += _check_per_sequence(copy.deepcopy(exact).float(), head, make)[0]
+                if not taken:
+                    raise raised[0]
                 return
             losses = Losses(copy.deepcopy(exact))
             kind = losses.kind()
@@ -264,20 +268,18 @@ class Losses:
             yield labels
 
 
-def _check_per_sequence(exact: Any, head: str, make: Callable[[Any], Any]) -> None:
+def _check_per_sequence(exact: Any, head: str, make: Callable[[Any], Any]) -> tuple[int, list[Exception]]:
     """Check that a pack gives the loss, and its gradients, that a batch of the same sequences gives, one in each row.
 
     Sequences have equal lengths. Labels are those of a head of the kind `head`, "classification" or "answers". Of the
-    forms that labels for classification have, those are tried that the model takes. The arguments are as for
-    `why_no_labels`.
+    forms that labels for classification have, those are tried that the model takes. The result is the number of these,
+    and the errors that the model raised for others. The arguments are as for `why_no_labels`.
 
     Raises:
         UnsupportedModelError: a loss or a gradient differs, labels change another output, or there are several losses.
-        Exception: the model takes no form of labels.
     """
     ids = _equal_ids(exact)
-    raised: Exception | None = None
-    tried = 0
+    taken, raised = 0, list[Exception]()
     for given in _labels_per_sequence(head, _made(copy.deepcopy(exact), input_ids=ids[:1])):
         stock = copy.deepcopy(exact)  # it may keep which form of labels it got
         if getattr(stock.config.get_text_config(), "pad_token_id", None) is None:
@@ -286,9 +288,9 @@ def _check_per_sequence(exact: Any, head: str, make: Callable[[Any], Any]) -> No
         try:
             _made(stock, input_ids=ids, **given)
         except Exception as error:  # labels of another form
-            raised = error
+            raised.append(error)
             continue
-        tried += 1
+        taken += 1
         columns = {name: value.numpy() for name, value in given.items()}
         for training in (False, True):
             with in_mode(stock, training), in_mode(safe, training), torch.enable_grad():
@@ -302,8 +304,7 @@ def _check_per_sequence(exact: Any, head: str, make: Callable[[Any], Any]) -> No
                             "its loss on packs is not that of a batch of the same sequences, one in each row (for some "
                             "heads, nopad computes the loss, and takes that of transformers' own class)"
                         )
-    if raised is not None and not tried:
-        raise raised
+    return taken, raised
 
 
 def _labels_per_sequence(head: str, made: dict[str, Tensor]) -> Iterator[dict[str, Tensor]]:
@@ -412,7 +413,8 @@ def _same_slopes(loss: Tensor, model: Any, wanted: Tensor, other: Any) -> bool:
 
 
 def _slopes(loss: Tensor, model: Any) -> list[Tensor | None]:
-    return list(torch.autograd.grad(loss, list(model.parameters()), allow_unused=True, retain_graph=True))
+    found = torch.autograd.grad(loss, list(model.parameters()), allow_unused=True, retain_graph=True)
+    return [one.to_dense() if one is not None and one.is_sparse else one for one in found]  # of tables of embeddings
 
 
 def _alike(one: Tensor | None, two: Tensor | None, scale: float) -> bool:

@@ -40,6 +40,7 @@ INTEGERS = ("seq_lengths", "input_ids")  # columns whose floats stay as they are
 
 # Types of values in which nothing is hidden, such as a null, and which torch has
 _PLAIN = {bool, int, float, str, bytes, np.str_, np.bytes_, *(np.dtype(code).type for code in "?bBhHiIlLqQefd")}
+_HELD = frozenset(map(np.dtype, "?bBhHiIlLqQefd"))  # in this machine's order of bytes, and torch has them
 _ARROW_FLOATS = {"halffloat": np.float16, "float": np.float32, "double": np.float64}  # by Arrow's names
 _ARROW_NUMBERS = {*_ARROW_FLOATS, "bool", *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))}
 _ARRAYS = ("__array__", "__array_interface__", "__array_struct__")  # each makes an array of an object
@@ -93,13 +94,15 @@ def readable(entry: Any, what: str) -> Any:
     """
     try:
         return _readable(entry, what)
-    except BatchError:
+    except (BatchError, MemoryError):
         raise
     except Exception as error:  # the object's own code may raise anything
         raise BatchError(f"{what} is no list of numbers or single value ({error})") from error
 
 
 def _readable(entry: Any, what: str) -> Any:
+    if type(entry) is np.ndarray and entry.dtype in _HELD:  # the usual case; masked arrays have another class
+        return entry
     if type(entry) is list or type(entry) is tuple:
         if _PLAIN.issuperset(map(type, entry)):
             return entry
@@ -240,16 +243,23 @@ def listed(given: Any, name: str, each: str = "sequence") -> Sequence[Any]:
     """
     try:
         unordered = isinstance(given, Mapping | Set) or _is_text(given) or hasattr(given, "columns")  # or a table
-        entries = hasattr(given, "__iter__") or hasattr(given, "__getitem__")
-        if unordered or not entries or isinstance(given, type) or getattr(given, "ndim", 1) == 0:
+        indexed = hasattr(given, "__getitem__") and hasattr(given, "__len__")  # such as a dataset of torch
+        if (
+            unordered
+            or not (hasattr(given, "__iter__") or indexed)
+            or isinstance(given, type)
+            or getattr(given, "ndim", 1) == 0
+        ):
             raise BatchError(
                 f"{name} are of type {type(given).__name__}; expected a list with an entry for each {each}"
             )
         if getattr(given, "is_nested", False):  # it has no length
             return list(given.unbind())
         given = _of_tensor(given, name) if hasattr(given, "detach") else _unlabelled(given)
-        return given if isinstance(given, list | tuple) else list(given)
-    except BatchError:
+        if isinstance(given, list | tuple):
+            return given
+        return list(given) if hasattr(given, "__iter__") else [given[at] for at in range(len(given))]
+    except (BatchError, MemoryError):
         raise
     except Exception as error:  # the object's own code may raise anything
         kind = type(given).__name__

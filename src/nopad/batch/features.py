@@ -224,6 +224,8 @@ def _span(mask: Any, n: int) -> tuple[int, int]:
         LengthError: the mask has no 1.
         BatchError: the mask has a 0 between ones, or a value other than 0 and 1.
     """
+    if type(mask) is list and mask and {*map(type, mask)} == {int} and mask.count(1) == len(mask):  # the usual case
+        return 0, len(mask)
     found = flat_array(mask, MASK, n)
     ones = np.flatnonzero(found == 1)
     if np.count_nonzero(found == 0) + ones.size != found.size:

@@ -14,6 +14,7 @@ from nopad.batch.images import Pictured
 from nopad.batch.layout import Layout
 from nopad.batch.values import check_fill, named
 from nopad.errors import BatchError, OptionError
+from nopad.options import shown
 from nopad.sequences import MASK, Sequences
 
 __all__ = ["MASK", "TARGETS", "filled", "without_first"]
@@ -65,7 +66,7 @@ def filled(
     """
     given = named("fill", fill)
     if "input_ids" in given:
-        raise OptionError(f"fill names 'input_ids' ({given['input_ids']!r}), whose padding is pad_id; give it there")
+        raise OptionError(f"fill names 'input_ids' ({shown(given['input_ids'])}); the padding of ids is pad_id")
     fills = {"input_ids": pad_id, **given}
     for name, value in fills.items():
         if name not in stacked.tokens:

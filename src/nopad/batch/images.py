@@ -212,7 +212,7 @@ def take_images(features: Sequence[Mapping[str, Any]]) -> tuple[Sequence[Mapping
     if all(NAMES.isdisjoint(feature) for feature in features):
         return features, ()
     for n, feature in enumerate(features):
-        odd = [name for name in OTHERS if feature.get(name) is not None]
+        odd = [name for name in OTHERS if readable(feature.get(name), f"{name} of feature {n}") is not None]
         if odd:
             raise BatchError(
                 f"feature {n} has {', '.join(odd)}, and nopad lays out no images in tiles or with a mask; a batch "
@@ -338,9 +338,11 @@ def _array(value: Any, name: str, n: int) -> Any:
         BatchError: the value is not an array of numbers, some are masked or null, or it holds a Python float beyond
             float32.
     """
-    if value is None or hasattr(value, "detach"):
+    if hasattr(value, "detach") and not getattr(value, "is_nested", False):
         return value
-    value = readable(value, f"{name} of feature {n}")
+    value = readable(value, f"{name} of feature {n}")  # which refuses nested tensors
+    if value is None:
+        return None
     try:
         found = np.asarray(value)
     except Exception as error:  # lists of different lengths, or an object's own code

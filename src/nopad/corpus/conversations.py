@@ -198,12 +198,8 @@ def messages_of(value: Any, name: str, number: int, roles: Mapping[str, str]) ->
 def _message(given: Any, what: str, roles: Mapping[str, str]) -> dict[str, Any]:
     if not isinstance(given, Mapping):
         raise RecordError(f"{what} is a {type(given).__name__}; expected a dict of 'role' and 'content'")
-    # Tables fill what a message does not have with None, which templates would print. Templates cannot test arrays.
-    message = {
-        name: entry.tolist() if isinstance(entry, np.ndarray) else entry
-        for name, entry in given.items()
-        if entry is not None
-    }
+    # Tables fill what a message does not have with None, which templates would print.
+    message = {name: _plain(entry) for name, entry in given.items() if entry is not None}
     if "from" in message and "role" not in message:
         message["role"] = message.pop("from")
     if "value" in message and "content" not in message:
@@ -284,12 +280,12 @@ def _conversation(
             tools = from_json(tools) if tools.strip() else None
         except ValueError as error:
             raise RecordError(f"record {number}: tools are no JSON ({error}); give a list, or its JSON") from error
-    functions = listed(tools)
+    functions = listed(_plain(tools))
     if tools is not None and functions is None:
         raise RecordError(f"record {number}: tools are a {type(tools).__name__}; expected a list of functions")
     if options is not None and not isinstance(options, Mapping):
         raise RecordError(f"record {number}: chat_template_kwargs is a {type(options).__name__}; expected a dict")
-    given = {name: entry for name, entry in (options or {}).items() if entry is not None}
+    given = {name: _plain(entry) for name, entry in (options or {}).items() if entry is not None}
     messages = [*before, *after]
     return Conversation(
         messages=[{name: entry for name, entry in one.items() if name != _SILENT} for one in messages],
@@ -298,6 +294,18 @@ def _conversation(
         tools=functions or None,
         options=given,
     )
+
+
+def _plain(value: Any) -> Any:
+    """Return a value in which arrays and numbers of NumPy, at any depth, are lists and numbers of Python.
+
+    A template can neither test an array nor write it as JSON.
+    """
+    if isinstance(value, np.ndarray | np.number | np.bool_):
+        value = value.tolist()
+    if isinstance(value, Mapping):
+        return {name: _plain(one) for name, one in value.items()}
+    return list(map(_plain, value)) if isinstance(value, list) else value
 
 
 def _filled(value: Any) -> bool:

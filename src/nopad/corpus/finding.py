@@ -404,6 +404,7 @@ def _walk(folder: Path) -> Iterator[tuple[str, bool]]:
         loops = [n for n in kept if (here + os.sep).startswith(os.path.realpath(os.path.join(parent, n)) + os.sep)]
         packed = [name for name in kept if os.path.isfile(os.path.join(parent, name, MANIFEST))]
         folders[:] = [name for name in kept if name not in loops + packed]
-        for name in [*files, *sorted({*loops, *packed})]:
-            if not name.startswith("."):
-                yield (Path(parent) / name).relative_to(folder).as_posix(), name in files
+        for is_file, names in ((True, files), (False, sorted({*loops, *packed}))):
+            for name in names:
+                if not name.startswith("."):
+                    yield (Path(parent) / name).relative_to(folder).as_posix(), is_file

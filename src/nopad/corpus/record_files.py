@@ -285,9 +285,11 @@ def _made(
         good, lines = [], []
     runs += decode_dicts(good, lines, schema, chosen)
     bad = {run.line for run in runs if isinstance(run, BadRecord)}
-    if bad and any(counts.values()):  # those of bad records do not count
-        kept = [item for item, line in zip(items, at, strict=True) if line not in bad]
-        counts = encoder.encode(kept)[1] if kept else {}
+    made = zip(items, at, found, strict=True)
+    gone = [item for item, line, one in made if line in bad and not isinstance(one, str)]
+    if gone and any(counts.values()):  # bad records do not count
+        lost = encoder.encode(gone)[1]
+        counts = {name: number - lost.get(name, 0) for name, number in counts.items()}
     last = 0
     for run in runs:
         if isinstance(run, Records):

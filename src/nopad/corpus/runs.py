@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from inspect import isfunction
+from inspect import isfunction, ismethod, signature
 from itertools import islice
 from typing import Any
 
@@ -46,7 +46,7 @@ __all__ = [
     "text_runs",
 ]
 
-_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+(?=>)")
 ROWS = 1000  # records in a run, if runs are not cut by bytes
 
 
@@ -102,8 +102,8 @@ def as_json(records: Iterable[dict[str, Any] | Bad]) -> bytes:
 
     A value that JSON cannot hold is replaced by the result of its method `tolist` if it has one, as NumPy arrays do;
     else by its `repr`. So that other processes write the same, addresses in memory are left out, and a set becomes
-    a sorted list. The docstring of a function is added. A key that JSON cannot hold is replaced by its `repr`.
-    ``[reason]`` also stands for a record that is nested too deeply, or holds an integer of thousands of digits.
+    a sorted list. The docstring and signature of a function are added. A key that JSON cannot hold is replaced by its
+    `repr`. ``[reason]`` also stands for a record that is nested too deeply, or holds an integer of thousands of digits.
     """
     values = [[one.reason] if isinstance(one, Bad) else one for one in records]
     try:
@@ -130,7 +130,8 @@ def _plain(value: Any) -> Any:
         return value.tolist()
     if isinstance(value, set | frozenset):
         return sorted(map(_told, value))
-    return _told((value, value.__doc__) if isfunction(value) else value)
+    # Transformers makes the JSON of a tool of its signature and docstring.
+    return _told((value, value.__doc__, signature(value)) if isfunction(value) or ismethod(value) else value)
 
 
 def _told(value: Any) -> str:

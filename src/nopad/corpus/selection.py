@@ -365,8 +365,8 @@ def _carried(schema: pa.Schema, name: str, kind: Kind) -> Carried | None:
 def _is_one_number(value: Any) -> bool:
     """Return whether a value is one number or boolean, also as an array or tensor without dimensions."""
     if isinstance(value, pa.Scalar):
-        value = value.as_py()
-    elif getattr(value, "ndim", None) == 0 and hasattr(value, "item"):
+        return _is_number(value.type) and value.is_valid
+    if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):
         value = value.item()
     return isinstance(value, int | float)
 

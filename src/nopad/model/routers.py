@@ -87,17 +87,27 @@ def check_losses(model: Any, at: Placement, labelled: bool, output: Any) -> None
 
     Raises:
         BatchError: the batch has padding, the forward method is not transformers' own, and the output has a
-            floating-point scalar, besides `loss` (in a tuple: the first entry) if labels were given.
+            floating-point scalar. With labels, one scalar is allowed, and of several the one called `loss` (in a tuple:
+            the first entry).
     """
     kind: Any = class_of(model)
     if at.layout.slots == at.layout.tokens or kind.forward.__module__.startswith("transformers."):
         return
-    for name, value in leaves_of(output):
-        if not isinstance(value, Tensor) or value.dim() or not value.is_floating_point():
-            continue
-        if not (labelled and name in ("loss", "output 0")) and not isinstance(value, nn.Parameter):
+    numbers = [
+        name
+        for name, value in leaves_of(output)
+        if isinstance(value, Tensor)
+        and not value.dim()
+        and value.is_floating_point()
+        and type(value) is not nn.Parameter
+    ]
+    if labelled and len(numbers) == 1:  # the loss, wherever the output has it
+        return
+    for name in numbers:
+        if not (labelled and name in ("loss", "output 0")):
+            way = f", or call the model with {ASKED}=False" if name.endswith("loss") else ""
             raise BatchError(
                 f"{name} of {kind.__name__}, a class that nopad does not know, is of the whole batch, and this batch "
                 f"has {at.layout.slots - at.layout.tokens} slots of padding, which may count in it; build the batch "
-                f"with nopad.Flat(), which has none, or call the model with {ASKED}=False"
+                f"with nopad.Flat(), which has none{way}"
             )

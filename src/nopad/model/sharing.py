@@ -102,7 +102,7 @@ def all_modules(model: nn.Module) -> list[nn.Module]:
     """Return the modules of a model, itself included, each once; twice as fast as ``model.modules()``."""
     found, seen = [model], {id(model)}
     for module in found:  # which grows meanwhile
-        for child in module._modules.values():
+        for child in tuple(module._modules.values()):  # another thread may add one
             if child is not None and id(child) not in seen:
                 seen.add(id(child))
                 found.append(child)

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
+from torch.utils._python_dispatch import _disable_current_modes
 
 from nopad.errors import UnsupportedModelError
 from nopad.model.attention import silent, slides
@@ -148,18 +149,24 @@ def _wanted(model: nn.Module, attends: Set[int], first: Seen) -> Iterator[_Wante
         kind, bare = class_of(module), _bare(name)
         if id(module) not in attends and not kind.__module__.startswith("transformers."):
             continue
-        place, full = None if is_own(kind) else places.get(bare), f"{name}, a {type(module).__name__}"
+        place, full = None if is_own(kind) else places.get(bare), f"{name or 'the model'}, a {type(module).__name__}"
+        said, settings = _said(vars(module)), _decisive(vars(_config(module)))
+        before = first.get(bare, ({}, {}) if decided else (said, settings))
+        added = said if id(module) in attends else {}  # modules around attention do not read what a user adds to them
         if place is None:
-            said = _said(vars(module))
-            early = first[bare][0] if bare in first else {} if decided else said
-            yield from (_Wanted(vars(module), key, early.get(key), full, True) for key in {**early, **said})
+            yield from (_Wanted(vars(module), key, before[0].get(key), full, True) for key in {**before[0], **added})
             continue
         if id(module) in attends and _is_silent(place):
             raise silent(place)
-        for find, one, other in ((_said, module, place), (_decisive, _config(module), _config(place))):
-            wanted = find(vars(other))
-            for key in sorted({**wanted, **find(vars(one))}):
-                yield _Wanted(vars(one), key, wanted.get(key), full, False)
+        # A class of the user's own may make its layers see later tokens, and a proof is of what it made.
+        own = any(is_own(class_of(modules[name[:end]])) for end in _ends(name))
+        for held, now, wanted, early in (
+            (vars(module), added, _said(vars(place)), before[0]),
+            (vars(_config(module)), settings, _decisive(vars(_config(place))), before[1]),
+        ):
+            for key in sorted({**wanted, **now}):
+                as_first = own and _WHO.search(key) is not None
+                yield _Wanted(held, key, (early if as_first else wanted).get(key), full, as_first)
 
 
 def _places(model: nn.Module, ways: Set[str]) -> dict[str, nn.Module]:
@@ -247,7 +254,8 @@ def _is_silent(place: Any) -> bool:
 
 def _config(module: Any) -> Any:
     """Return the configuration that a module holds, or an object without attributes."""
-    return module.__dict__.get("config") or SimpleNamespace()
+    config = module.__dict__.get("config")
+    return config if hasattr(config, "__dict__") else SimpleNamespace()
 
 
 def _decisive(held: Mapping[str, Any]) -> dict[str, Any]:
@@ -297,7 +305,8 @@ def _like(model: Any) -> nn.Module:
     config = copy.copy(model.config)
     vars(config).update({name: _copied(value) for name, value in vars(config).items()})
     try:
-        with torch.device("meta"):
+        # What is drawn for its weights is no random number of the call in which it is made.
+        with _disable_current_modes(), torch.device("meta"):
             made: nn.Module = _buildable(model)(config)
     except Exception as error:
         raise UnsupportedModelError(

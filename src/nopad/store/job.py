@@ -118,8 +118,7 @@ def pack_corpus(
         return manifest
     with workspace.claim(job.settings(), source):
         try:
-            # Checked again: another process may have finished the job before we got the lock.
-            manifest = job.finished() if job.is_finished() else job.run(commit_every_s)
+            manifest = job.run(commit_every_s)
             workspace.clear()
             return manifest
         except KeyboardInterrupt as error:

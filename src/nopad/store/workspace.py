@@ -114,7 +114,7 @@ class Workspace:
         started = {"settings": dict(settings), "inventory": [list(entry) for entry in source.inventory()]}
         with self.locked():
             if self._holds_something_else():  # it came between the first look and the lock
-                raise self._busy()
+                raise OutputBusyError(f"another call has just ended in {self.out}; run the same command again")
             job_file = self.work / JOB
             if job_file.exists():
                 self._check_same_job(job_file, from_json(json.dumps(started)))

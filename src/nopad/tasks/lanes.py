@@ -427,6 +427,8 @@ def runs_here(model: Any) -> bool:
 
 def _linked(one: Any, other: Any) -> bool:
     """Return whether two bare models are the same, have a module in common, or are linked by models that do."""
+    if one is other:
+        return True
     known = [lanes._model for found in _all.keyrefs() if (lanes := found()) is not None]
     parts = [frozenset(map(id, all_modules(model))) for model in (*known, other)]
     reached = {*map(id, all_modules(one))}

@@ -159,7 +159,7 @@ def predict_files(
         return made
     with workspace.claim(job.settings, records):
         try:
-            made = job.finished() if (workspace.out / MANIFEST).exists() else job.run()
+            made = job.run()
             workspace.clear()
             return made
         except KeyboardInterrupt as error:

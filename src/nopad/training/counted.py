@@ -124,7 +124,13 @@ class CountedLR(LRScheduler):
             OptionError: as for `seen`; or what the loader had left when the schedule began is shorter than the warm-up.
         """
         seen = self.seen
-        ratio = self.schedule.ratio(seen, self.total if seen else self._whole)  # the same at the beginning
+        try:
+            ratio = self.schedule.ratio(seen, self.total if seen else self._whole)  # the same at the beginning
+        except OptionError as error:  # no state was loaded, and too little is left
+            raise OptionError(
+                f"{error} (the loader had given {self._begun:,} {self.schedule.counts} before this schedule was made: "
+                "load the schedule's state too, or give steps)"
+            ) from error
         return [base * ratio for base in self.base_lrs]
 
     def state_dict(self) -> dict[str, Any]:

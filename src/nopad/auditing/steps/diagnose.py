@@ -133,8 +133,10 @@ def _named(case: Case, single: Any) -> list[Finding]:
         tried = []
     for examples in tried:
         counted = _counted(case, single, examples)
-        if not any(one.items for one in counted):
-            continue  # no label is left, so every mean is 0 or NaN
+        if not any(one.items for one in counted):  # no label is left, so every mean is 0 or NaN
+            if observed == 0:
+                return []  # the dropped labels explain it
+            continue
         values = usual(counted, case.ranks, case.accumulation, case.per)
         match = matching(observed, values, limit)
         if match is not None:
