@@ -160,13 +160,13 @@ def _wanted(model: nn.Module, attends: Set[int], first: Seen) -> Iterator[_Wante
             raise silent(place)
         # A class of the user's own may make its layers see later tokens, and a proof is of what it made.
         own = any(is_own(class_of(modules[name[:end]])) for end in _ends(name))
-        for place_of, now, wanted, early in (
+        for attributes, now, wanted, early in (
             (vars(module), added, _said(vars(place)), before[0]),
             (vars(_config(module)), settings, _decisive(vars(_config(place))), before[1]),
         ):
             for key in sorted({**wanted, **now}):
                 as_first = own and _WHO.search(key) is not None
-                yield _Wanted(place_of, key, (early if as_first else wanted).get(key), full, as_first)
+                yield _Wanted(attributes, key, (early if as_first else wanted).get(key), full, as_first)
 
 
 def _places(model: nn.Module, ways: Set[str]) -> dict[str, nn.Module]:
