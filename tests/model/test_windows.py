@@ -447,3 +447,12 @@ def test_a_class_of_ones_own_that_sees_both_ways_is_compared_with_itself():
     model.layers[1].self_attn.is_causal = True
     with pytest.raises(UnsupportedModelError, match=r"layers\.1\.self_attn, .* had is_causal = False when"):
         Windows(model, attends, first).check()
+
+
+@pytest.mark.parametrize("size", [0, -1])
+def test_a_window_in_which_nothing_is_seen(size):
+    model = nopad.packed(build("qwen3", "base", **{**ALTERNATING, "sliding_window": size}))
+    with pytest.raises(
+        UnsupportedModelError, match=f"Qwen3Attention has a window of {size} tokens, so it would see noth"
+    ):
+        model(**nopad.PackedBatch.from_sequences(GIVEN))

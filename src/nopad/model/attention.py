@@ -139,11 +139,15 @@ def _check_layer(module: nn.Module, heads: Heads, others: dict[str, Any]) -> Non
     arguments by name.
 
     Raises:
-        UnsupportedModelError: the layer has a window and `heads` has none; or `others` has a tensor, not a scalar,
-            whose name is not in `KNOWN`.
+        UnsupportedModelError: the layer has a window and `heads` has none, or one below 1; or `others` has a tensor, not
+            a scalar, whose name is not in `KNOWN`.
     """
     if heads.window is None and slides(module):
         raise silent(module)
+    if heads.window is not None and heads.window < 1:
+        raise UnsupportedModelError(
+            f"{type(module).__name__} has a window of {heads.window} tokens, so it would see nothing; give at least 1"
+        )
     # A scalar tensor cannot be per token: for example, a loss's denominator is passed along.
     unknown = [name for name, one in others.items() if isinstance(one, Tensor) and one.dim() and name not in KNOWN]
     if unknown:
