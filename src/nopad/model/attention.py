@@ -139,8 +139,8 @@ def _check_layer(module: nn.Module, heads: Heads, others: dict[str, Any]) -> Non
     arguments by name.
 
     Raises:
-        UnsupportedModelError: the layer has a window and `heads` has none, or one below 1; or `others` has a tensor, not
-            a scalar, whose name is not in `KNOWN`.
+        UnsupportedModelError: the layer has a window and `heads` has none, or one below 1; or `others` has a tensor,
+            not a scalar, whose name is not in `KNOWN`.
     """
     if heads.window is None and slides(module):
         raise silent(module)
