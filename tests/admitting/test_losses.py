@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy
 import nopad
 from nopad.admitting.losses import check_numbers, why_no_labels
 from nopad.errors import BatchError, UnsupportedModelError
-from nopad.model import packed
+from nopad.model import packed, static_inputs
 from nopad.model.families import family_of
 
 SIZES = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16, "vocab_size": 99}
@@ -302,5 +302,8 @@ def test_a_loss_function_of_ones_own_in_a_model_of_transformers():
     batch = nopad.PackedBatch.from_sequences([[5, 6], [7]], columns={"labels": [[5, 6], [7]]})
     with pytest.raises(BatchError, match=r"labels were given, and loss_function of this BertForMaskedLM is your own"):
         nopad.packed(model)(**batch)
+    rows = nopad.PackedBatch.from_sequences([[5, 6], [7]], nopad.Rows(4), columns={"labels": [[5, 6], [7]]})
+    with pytest.raises(BatchError, match="labels were given, and loss_function"):
+        static_inputs(model, rows)
     del batch["labels"]
     assert model(**batch).logits.shape == (1, 3, 99)

@@ -94,6 +94,7 @@ def static_inputs(model: Any, batch: PackedBatch) -> dict[str, Any]:
         first = torch.from_numpy(batch.layout.starts).to(ids.device)
         counted = positions(state.model, state.family, named["position_ids"], named.get("input_ids"), ids, first)
         named["position_ids"] = counted
+    state.check_proven_arguments(named)  # a compiled call does not see whose loss the model computes
     if "labels" in named:
         named["labels"] = state.head.static_labels(named["labels"], batch["position_ids"])
     if "use_cache" in state.takes:

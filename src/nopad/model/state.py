@@ -90,7 +90,7 @@ class State(HookedModel):
         if self.family.route == "interface":
             refuse_attentions(module, named)
         if is_static(guard):
-            self._check_proven(named)
+            self.check_proven_arguments(named)
             enter_static(self.cell, self.head, named, frame)
             return None
         if not isinstance(guard, PackedMask):
@@ -278,7 +278,7 @@ class State(HookedModel):
         if asked is not None or (call.as_tuple and (self.head.stock or "return_dict" in takes)):
             named["return_dict"] = True
         leave_columns(self.model, takes, named)
-        self._check_proven(named)
+        self.check_proven_arguments(named)
         # A user's own class may take it and not hand it on
         missing = self.head.stock and TYPES in takes and named.get(TYPES) is None
         if missing and self._types_are_narrow(placed.layout.shape[1]):
@@ -287,7 +287,7 @@ class State(HookedModel):
             call.seen[STATES] = named.pop(STATES)
             named[self.family.front[1]] = blank(self.model.config, next(self.model.parameters()))
 
-    def _check_proven(self, named: Mapping[str, Any]) -> None:
+    def check_proven_arguments(self, named: Mapping[str, Any]) -> None:
         """Check that the arguments of a call, `named`, were part of the proof, if the user's own class was proven.
 
         Raises:
