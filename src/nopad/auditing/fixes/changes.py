@@ -139,9 +139,9 @@ class Layout:
 
     Attributes:
         one_row: whether one row holds all sequences, in the order given, and nothing else (no padding, no separators).
-        number: lines of code that set `number`, int64 ``[R, L]``: the index of each token's sequence. If `one_row` is
-            False, it is only a comment: nopad finds `number` itself when it tries a change, and the user's collator
-            must compute it.
+        number: lines of code that set a variable `number` to an int64 array ``[R, L]``: the index of each token's
+            sequence. If `one_row` is False, these lines are only a comment that describes the array. While nopad tries a
+            change, it finds the array itself; a user who adopts the change must compute it in the collator.
     """
 
     one_row: bool
