@@ -140,8 +140,8 @@ class Layout:
     Attributes:
         one_row: whether one row holds all sequences, in the order given, and nothing else (no padding, no separators).
         number: lines of code that set a variable `number` to an int64 array ``[R, L]``: the index of each token's
-            sequence. If `one_row` is False, these lines are only a comment that describes the array. While nopad tries a
-            change, it finds the array itself; a user who adopts the change must compute it in the collator.
+            sequence. If `one_row` is False, these lines are only a comment that describes the array. While nopad tries
+            a change, it finds the array itself; a user who adopts the change must compute it in the collator.
     """
 
     one_row: bool
