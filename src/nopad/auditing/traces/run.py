@@ -242,7 +242,7 @@ class _Traced:
             if not any(tokens for tokens, _ in found.values()):
                 raise OptionError(
                     "no token can be replaced: the sequences have up to 3 tokens, and what the collator returns beside "
-                    "input_ids depends on them; name tokens to replace all the same, as poisoned=[(2, 0)]"
+                    "input_ids depends on them; name the tokens to replace all the same, such as [(2, 0)]"
                 )
             if asked == "each":
                 return [(number, tokens) for number, (tokens, _) in found.items() if tokens]
