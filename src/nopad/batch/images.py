@@ -158,12 +158,13 @@ def one_row(feature: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _row(value: Any) -> int | None:
-    """Return L for an array ``[1, L]``, or for a list whose only entry is a list or array of length L.
+    """Return L for an array or tensor ``[1, L]``, or for a list whose only entry is a list or array of length L.
 
-    `value` is a result of `readable`. The result is None for any other value.
+    The result is None for any other value.
     """
-    if isinstance(value, np.ndarray):
-        return int(value.shape[1]) if value.ndim == 2 and value.shape[0] == 1 else None
+    shape = getattr(value, "shape", None)
+    if shape is not None:
+        return int(shape[1]) if len(shape) == 2 and shape[0] == 1 else None
     if type(value) is list and len(value) == 1 and is_list(value[0]):
         return len(value[0])
     return None
