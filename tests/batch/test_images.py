@@ -222,6 +222,7 @@ def test_tensors_that_are_on_other_devices():
         nopad.PackedBatch.from_features([{"input_ids": [1], **videos, "second_per_grid_ts": seconds}])
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 def test_nested_tensors_are_no_pixel_values():
     nested = torch.nested.nested_tensor([torch.ones(3, 2, 2), torch.ones(3, 4, 4)])
     with pytest.raises(BatchError, match="pixel_values of feature 0"):
