@@ -199,7 +199,7 @@ def _message(given: Any, what: str, roles: Mapping[str, str]) -> dict[str, Any]:
     if not isinstance(given, Mapping):
         raise RecordError(f"{what} is a {type(given).__name__}; expected a dict of 'role' and 'content'")
     # Tables fill what a message does not have with None, which templates would print.
-    message = {name: _plain(entry) for name, entry in given.items() if entry is not None}
+    message = {name: _plain(entry, what) for name, entry in given.items() if entry is not None}
     if "from" in message and "role" not in message:
         message["role"] = message.pop("from")
     if "value" in message and "content" not in message:
@@ -280,12 +280,13 @@ def _conversation(
             tools = from_json(tools) if tools.strip() else None
         except ValueError as error:
             raise RecordError(f"record {number}: tools are no JSON ({error}); give a list, or its JSON") from error
-    functions = listed(_plain(tools))
+    functions = listed(_plain(tools, f"record {number}: tools"))
     if tools is not None and functions is None:
         raise RecordError(f"record {number}: tools are a {type(tools).__name__}; expected a list of functions")
     if options is not None and not isinstance(options, Mapping):
         raise RecordError(f"record {number}: chat_template_kwargs is a {type(options).__name__}; expected a dict")
-    given = {name: _plain(entry) for name, entry in (options or {}).items() if entry is not None}
+    what = f"record {number}: chat_template_kwargs"
+    given = {name: _plain(entry, what) for name, entry in (options or {}).items() if entry is not None}
     messages = [*before, *after]
     return Conversation(
         messages=[{name: entry for name, entry in one.items() if name != _SILENT} for one in messages],
@@ -296,16 +297,26 @@ def _conversation(
     )
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: Any, what: str) -> Any:
     """Return a value in which arrays and numbers of NumPy, at any depth, are lists and numbers of Python.
 
-    A template can neither test an array nor write it as JSON.
+    A template can neither test an array nor write it as JSON. `what` names the value in errors.
+
+    Raises:
+        RecordError: the value is nested too deeply, or holds itself.
     """
+    try:
+        return _of_python(value)
+    except RecursionError as error:
+        raise RecordError(f"{what}: a list or dict is nested too deeply, or holds itself; flatten it") from error
+
+
+def _of_python(value: Any) -> Any:
     if isinstance(value, np.ndarray | np.number | np.bool_):
         value = value.tolist()
     if isinstance(value, Mapping):
-        return {name: _plain(one) for name, one in value.items()}
-    return list(map(_plain, value)) if isinstance(value, list) else value
+        return {name: _of_python(one) for name, one in value.items()}
+    return list(map(_of_python, value)) if isinstance(value, list) else value
 
 
 def _filled(value: Any) -> bool:
