@@ -158,7 +158,7 @@ class Manifest:
         """
         path = Path(folder) / MANIFEST
         if not path.is_file():
-            if (Path(folder) / ".work" / "job.json").is_file() and not split_folders(folder):
+            if (Path(folder) / ".work").is_dir() and not split_folders(folder):  # else perhaps a lock only
                 raise CorruptError(
                     f"{folder} holds an unfinished packing job; run the same `nopad pack` again to finish it"
                 )
